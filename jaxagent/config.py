@@ -1,0 +1,153 @@
+"""The configuration of a run: one nested `ml_collections.ConfigDict`, every field with its meaning.
+
+An experiment in `configs/` starts from `default_config()` and overrides what it needs; the command line overrides single
+fields (`--config.optimizer.learning_rate=1e-4`). A field that does not exist raises: the dictionary is locked.
+"""
+
+from ml_collections import ConfigDict
+
+
+def default_config() -> ConfigDict:
+    """Every field of every section with its default."""
+    config = ConfigDict()
+    config.seed = 0  # the run's seed: task order, budgets, sampling noise, environment noise, initial weights
+    config.env = _env()
+    config.budget = _budget()
+    config.model = _model()
+    config.rollout = _rollout()
+    config.sft = _sft()
+    config.algorithm = _algorithm()
+    config.optimizer = _optimizer()
+    config.mesh = _mesh()
+    config.eval = _eval()
+    config.checkpoint = _checkpoint()
+    config.logging = _logging()
+    return config.lock()
+
+
+def _env() -> ConfigDict:
+    env = ConfigDict()
+    env.name = "lookup"  # a registered environment: `jaxagent.envs.registry`
+    env.options = ConfigDict()  # keyword arguments of the environment and its tasks; checked by the environment
+    env.options.unlock()
+    env.workers = 0  # environment processes; 0 steps them inside this process
+    env.step_timeout = 30.0  # seconds a worker may take for one step before it counts as dead
+    env.retries = 2  # times an episode that the infrastructure voided is tried again
+    return env
+
+
+def _budget() -> ConfigDict:
+    budget = ConfigDict()
+    budget.sampler = "budgetmix"  # budgetmix | fixed | uniform | curriculum
+    budget.percent = 100  # of the task's full budget, for `fixed`
+    budget.stages = ()  # ((first step, percent), ...) for `curriculum`
+    budget.announce = "total_and_remaining"  # total_and_remaining | remaining | total | none
+    budget.announce_probability = 1.0  # share of groups that are told their budget
+    budget.wording = "sentence"  # sentence | words (one word a number, for tiny models)
+    return budget
+
+
+def _model() -> ConfigDict:
+    model = ConfigDict()
+    model.tokenizer = "tiny"  # `tiny` is the one inside the package; or a folder that transformers can load
+    model.init_from = ""  # a run folder whose best (else last) checkpoint gives the initial weights; empty: random
+    model.width = 64  # residual stream
+    model.num_layers = 2
+    model.num_heads = 4
+    model.num_kv_heads = 4  # fewer than num_heads: grouped-query attention
+    model.head_dim = 16
+    model.mlp_width = 176  # SwiGLU hidden width
+    model.rope_base = 10_000.0
+    model.norm_eps = 1e-6
+    model.tie_embeddings = True
+    model.embedding_std = 0.3  # tiny models cannot read single tokens from much smaller embeddings
+    model.compute_dtype = "float32"  # float32 | bfloat16; master weights, norms and log-probs stay float32
+    model.remat = "none"  # none | full: recompute blocks in the backward pass
+    return model
+
+
+def _rollout() -> ConfigDict:
+    rollout = ConfigDict()
+    rollout.slots = 64  # rows of the sampler's batch and of its KV cache
+    rollout.max_context = 256  # tokens an episode may hold; rows of the KV cache
+    rollout.max_turn_tokens = 8  # cap of one reply; reaching it ends the episode (`turn_tokens`)
+    rollout.extend_buckets = (8, 32)  # widths of the compiled extend steps; longer observations are appended in pieces
+    rollout.decode_chunk = 16  # decode steps on the device before the host looks
+    rollout.ready_slots = 0  # the device returns when so many rows have stopped; 0: an eighth of the slots
+    rollout.temperature = 1.0
+    return rollout
+
+
+def _sft() -> ConfigDict:
+    sft = ConfigDict()
+    sft.steps = 200
+    sft.demonstrations = 64  # fresh scripted demonstrations a step
+    sft.learning_rate = 2e-3
+    sft.loss_on = "all"  # all | policy: which tokens are cloned
+    sft.line_share = 0.5  # share of demonstrations with a budget line, its total drawn from the grid and cut there
+    return sft
+
+
+def _algorithm() -> ConfigDict:
+    algorithm = ConfigDict()
+    algorithm.name = "grpo"
+    algorithm.steps = 200  # updates
+    algorithm.groups = 8  # task groups an update
+    algorithm.group_size = 8  # episodes a group
+    algorithm.normalize_std = False  # divide the advantage by the group's standard deviation (ddof 1)
+    algorithm.clip_low = 0.2
+    algorithm.clip_high = 0.28
+    algorithm.epochs = 1  # passes over a batch with fixed behaviour log-probs
+    algorithm.old_logprobs = "behaviour"  # behaviour | recomputed (one no-gradient pass before the update)
+    algorithm.replay_budgets = False  # re-score full-length, unannounced rollouts at a drawn budget
+    return algorithm
+
+
+def _optimizer() -> ConfigDict:
+    optimizer = ConfigDict()
+    optimizer.name = "adam"  # adam | adamw | sgd
+    optimizer.learning_rate = 5e-4
+    optimizer.warmup_steps = 0  # linear
+    optimizer.b1 = 0.9
+    optimizer.b2 = 0.999
+    optimizer.eps = 1e-5
+    optimizer.weight_decay = 0.0  # adamw only
+    optimizer.clip_norm = 1.0  # global gradient norm; 0: no clipping
+    optimizer.row_tokens = 256  # length of a packed training row
+    optimizer.micro_rows = 16  # rows of one micro-batch
+    optimizer.logprob_chunk = 1024  # tokens whose logits exist at once
+    return optimizer
+
+
+def _mesh() -> ConfigDict:
+    mesh = ConfigDict()
+    mesh.data = -1  # devices on each axis; -1 takes what is left
+    mesh.fsdp = 1
+    mesh.tensor = 1
+    return mesh
+
+
+def _eval() -> ConfigDict:
+    evaluation = ConfigDict()
+    evaluation.every = 50  # updates between looks at the held-out tasks; 0: never
+    evaluation.tasks = 32  # held-out tasks of such a look (never the panel)
+    evaluation.samples = 2  # episodes a task and told budget, in such a look
+    evaluation.percents = (25, 50, 75, 100)  # told budgets
+    evaluation.panel_tasks = 100  # tasks of the panel, for `jaxagent evaluate`
+    evaluation.panel_samples = 16  # n: episodes a panel task and told budget
+    evaluation.k = 8  # K of Pass@(K,T)
+    return evaluation
+
+
+def _checkpoint() -> ConfigDict:
+    checkpoint = ConfigDict()
+    checkpoint.every = 50  # updates between checkpoints; the last update is always saved
+    checkpoint.keep = 2
+    return checkpoint
+
+
+def _logging() -> ConfigDict:
+    logging = ConfigDict()
+    logging.trajectories = "none"  # all | sample:K | none
+    logging.tensorboard = True
+    return logging

@@ -1,0 +1,1 @@
+"""Text environments. Nothing on this import path imports jax, so worker processes start fast."""

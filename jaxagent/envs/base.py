@@ -1,0 +1,111 @@
+"""What an environment is: reset, step, close; and what a source of tasks is.
+
+Environments never see a budget: the engine counts turns, writes the budget line and cuts the episode off.
+"""
+
+import dataclasses
+import hashlib
+import json
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from jaxagent.episodes import Task
+
+Ended = Literal["success", "failure", "gave_up"]
+Split = Literal["train", "held_out", "panel"]
+InfrastructureKind = Literal["verifier", "timeout", "sandbox", "worker"]
+
+
+class InfrastructureError(Exception):
+    """The machinery failed, not the agent: the episode is void. Never raised because of agent text."""
+
+    def __init__(self, kind: InfrastructureKind, message: str = "") -> None:
+        super().__init__(f"{kind}: {message}" if message else kind)
+        self.kind = kind
+
+
+@dataclasses.dataclass(frozen=True)
+class Observation:
+    """What the agent reads next, and the canonical key of the state it is in (for GiGPO's step groups).
+
+    The anchor never contains the budget or a turn counter.
+    """
+
+    text: str
+    anchor: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class StepResult:
+    """The environment's answer to one reply.
+
+    `ended` says how the environment ended the episode, None if it goes on. `reward` is the outcome on a step that ends the
+    episode (1 for success, 0 for failure, or a graded value) and a step reward on any other. `info` holds `valid` (bool),
+    `action` (the parsed action as text, or None), `error` (a short kind, or None) and, where the ending step earned a step
+    reward of its own, `step_reward`.
+    """
+
+    observation: Observation
+    reward: float = 0.0
+    ended: Ended | None = None
+    info: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class StepOracle:
+    """Ground truth about the current state: the optimal actions, and the distance to the goal in turns (None: unknown)."""
+
+    optimal_actions: tuple[str, ...]
+    distance: float | None
+
+
+@runtime_checkable
+class Environment(Protocol):
+    """One episode at a time; `reset` starts the next. An instance is never shared between episodes that run at once."""
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        """Starts `task`; all of the environment's randomness comes from `seed`."""
+        ...
+
+    def step(self, reply: str) -> StepResult:
+        """Takes one reply, any text at all, and never raises on it: unparsable text is an invalid turn."""
+        ...
+
+    def close(self) -> None:
+        """Frees what the environment holds; safe to call twice."""
+        ...
+
+
+class TaskSource(Protocol):
+    """A list of tasks of one split. Splits are disjoint by content hash."""
+
+    def __len__(self) -> int:
+        """How many tasks there are."""
+        ...
+
+    def task(self, index: int) -> Task:
+        """Task number `index`, the same at every call."""
+        ...
+
+    def content_hash(self) -> str:
+        """A hash over the ids of all tasks, in order."""
+        ...
+
+
+def content_id(env: str, data: dict[str, Any]) -> str:
+    """A task id from its content: equal content has an equal id, whatever seed made it."""
+    canonical = json.dumps(data, sort_keys=True, separators=(",", ":"))
+    return f"{env}-{hashlib.blake2b(canonical.encode(), digest_size=8).hexdigest()}"
+
+
+def split_of(task_id: str) -> Split:
+    """The split that a task belongs to, a function of its id alone, so that splits cannot overlap.
+
+    One sixteenth each are kept for the panel and for the held-out set that training looks at; the rest trains.
+    """
+    bucket = hashlib.blake2b(task_id.encode(), digest_size=2, person=b"split").digest()[0] % 16
+    return "panel" if bucket == 0 else "held_out" if bucket == 1 else "train"
+
+
+def hash_of_ids(task_ids: list[str]) -> str:
+    """The content hash of a list of tasks: order matters."""
+    return hashlib.blake2b("\n".join(task_ids).encode(), digest_size=8).hexdigest()
