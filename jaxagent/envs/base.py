@@ -19,6 +19,7 @@ class InfrastructureError(Exception):
     """The machinery failed, not the agent: the episode is void. Never raised because of agent text."""
 
     def __init__(self, kind: InfrastructureKind, message: str = "") -> None:
+        """`message` is for people; `kind` is counted."""
         super().__init__(f"{kind}: {message}" if message else kind)
         self.kind = kind
 
@@ -38,10 +39,10 @@ class Observation:
 class StepResult:
     """The environment's answer to one reply.
 
-    `ended` says how the environment ended the episode, None if it goes on. `reward` is the outcome on a step that ends the
-    episode (1 for success, 0 for failure, or a graded value) and a step reward on any other. `info` holds `valid` (bool),
-    `action` (the parsed action as text, or None), `error` (a short kind, or None) and, where the ending step earned a step
-    reward of its own, `step_reward`.
+    `ended` says how the environment ended the episode, None if it goes on. `reward` is the outcome on a step that ends
+    the episode (1 for success, 0 for failure, or a graded value) and a step reward on any other. `info` holds `valid`
+    (bool), `action` (the parsed action as text, or None), `error` (a short kind, or None) and, where the ending step
+    earned a step reward of its own, `step_reward`.
     """
 
     observation: Observation
@@ -52,7 +53,7 @@ class StepResult:
 
 @dataclasses.dataclass(frozen=True)
 class StepOracle:
-    """Ground truth about the current state: the optimal actions, and the distance to the goal in turns (None: unknown)."""
+    """Ground truth about the current state: the optimal actions, and the turns to the goal (None: unknown)."""
 
     optimal_actions: tuple[str, ...]
     distance: float | None
@@ -87,7 +88,7 @@ class TaskSource(Protocol):
         ...
 
     def content_hash(self) -> str:
-        """A hash over the ids of all tasks, in order."""
+        """A hash of the content: of all ids, in order, or of the recipe that makes the tasks where none is listed."""
         ...
 
 

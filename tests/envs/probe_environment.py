@@ -1,0 +1,50 @@
+"""An environment whose replies are orders: for the tests of the workers, loaded by `probe_environment:ENTRY`."""
+
+import os
+import sys
+import time
+
+from jaxagent.envs.base import InfrastructureError, Observation, StepResult
+from jaxagent.envs.registry import EnvironmentEntry
+
+
+class Probe:
+    def __init__(self):
+        self.count = 0
+
+    def reset(self, task, seed):
+        self._order(task.data.get("order", ""))
+        self.count = 0
+        return Observation(f"{task.id} {seed}", "start")
+
+    def step(self, reply):
+        self.count += 1
+        return StepResult(Observation(f"{self.count} {reply}"), info={"answer": self._order(reply)})
+
+    def close(self):
+        pass
+
+    def _order(self, order):
+        word, _, rest = order.partition(" ")
+        if word == "die":
+            os._exit(7)
+        if word == "hang":
+            time.sleep(float(rest))
+        if word == "raise":
+            raise ZeroDivisionError("a bug in the environment")
+        if word == "void":
+            raise InfrastructureError("sandbox", "no sandbox here")
+        if word == "secret":
+            return lambda: None  # cannot be pickled
+        return {"pid": os.getpid(), "jax": "jax" in sys.modules, "main": hasattr(sys.modules["__main__"], "MARK")}.get(
+            word
+        )
+
+
+def make_environment(options):
+    if options.get("only_in") == "caller" and os.environ.get("PROBE_CALLER") != str(os.getpid()):
+        raise RuntimeError("this environment cannot be made in a worker")
+    return Probe()
+
+
+ENTRY = EnvironmentEntry("probe", make_environment, None, None, None)
