@@ -6,6 +6,8 @@ fields (`--config.optimizer.learning_rate=1e-4`). A field that does not exist ra
 
 from ml_collections import ConfigDict
 
+from jaxagent.errors import UserError
+
 
 def default_config() -> ConfigDict:
     """Every field of every section with its default."""
@@ -30,6 +32,7 @@ def _env() -> ConfigDict:
     env.name = "lookup"  # a registered environment: `jaxagent.envs.registry`
     env.options = ConfigDict()  # keyword arguments of the environment and its tasks; checked by the environment
     env.options.unlock()
+    env.train_tasks = 1 << 20  # length of the training source; generated tasks are made on demand
     env.workers = 0  # environment processes; 0 steps them inside this process
     env.step_timeout = 30.0  # seconds a worker may take for one step before it counts as dead
     env.retries = 2  # times an episode that the infrastructure voided is tried again
@@ -70,6 +73,7 @@ def _rollout() -> ConfigDict:
     rollout = ConfigDict()
     rollout.slots = 64  # rows of the sampler's batch and of its KV cache
     rollout.max_context = 256  # tokens an episode may hold; rows of the KV cache
+    rollout.max_turns = 32  # width of the turn arrays: the largest full budget of any task
     rollout.max_turn_tokens = 8  # cap of one reply; reaching it ends the episode (`turn_tokens`)
     rollout.extend_buckets = (8, 32)  # widths of the compiled extend steps; longer observations are appended in pieces
     rollout.decode_chunk = 16  # decode steps on the device before the host looks
@@ -133,6 +137,7 @@ def _eval() -> ConfigDict:
     evaluation.tasks = 32  # held-out tasks of such a look (never the panel)
     evaluation.samples = 2  # episodes a task and told budget, in such a look
     evaluation.percents = (25, 50, 75, 100)  # told budgets
+    evaluation.panel_seed = 1  # makes the panel and the held-out tasks: the same for every training seed
     evaluation.panel_tasks = 100  # tasks of the panel, for `jaxagent evaluate`
     evaluation.panel_samples = 16  # n: episodes a panel task and told budget
     evaluation.k = 8  # K of Pass@(K,T)
@@ -151,3 +156,36 @@ def _logging() -> ConfigDict:
     logging.trajectories = "none"  # all | sample:K | none
     logging.tensorboard = True
     return logging
+
+
+ARMS = {
+    "base": {},
+    "grpo_full": {"sampler": "fixed", "percent": 100},
+    "grpo_full_noline": {"sampler": "fixed", "percent": 100, "announce": "none"},
+    "budgetmix": {"sampler": "budgetmix"},
+    "budgetmix_noline": {"sampler": "budgetmix", "announce": "none"},
+}
+
+
+def apply_variant(config: ConfigDict, variant: str, runlocal: dict[str, object]) -> ConfigDict:
+    """Applies what stands behind the colon of `--config=NAME:VARIANT`: an arm, `runlocal`, or both with a comma.
+
+    Arms differ in the budget section alone: `grpo_full` trains at the full budget with the line, `budgetmix` at a drawn one,
+    `_noline` hides the line; `base` is the cloned policy that all of them start from.
+
+    Args:
+      config: changed in place and returned.
+      variant: e.g. `budgetmix`, `runlocal`, `grpo_full,runlocal`; empty for none.
+      runlocal: dotted fields that shrink the experiment to a smoke run.
+
+    Raises:
+      UserError: an unknown word.
+    """
+    for word in filter(None, variant.split(",")):
+        if word == "runlocal":
+            config.update_from_flattened_dict(runlocal)
+        elif word in ARMS:
+            config.budget.update(ARMS[word])
+        else:
+            raise UserError(f"unknown variant {word!r}; choose from {', '.join([*ARMS, 'runlocal'])}")
+    return config

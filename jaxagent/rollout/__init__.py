@@ -1,0 +1,1 @@
+"""Rollouts: the jitted sampler, the host loop over slots, and what turns text into appended ids."""

@@ -1,0 +1,110 @@
+"""From a config to the live pieces of a rollout: mesh, tokenizer, model shape, environment, sampler, engine."""
+
+import dataclasses
+import functools
+
+import jax
+from ml_collections import ConfigDict
+
+from jaxagent.envs import registry
+from jaxagent.envs.base import Split, TaskSource
+from jaxagent.envs.workers import EnvironmentPool
+from jaxagent.errors import UserError
+from jaxagent.models import cache, decoder
+from jaxagent.models.tokenizer import load_tokenizer
+from jaxagent.rollout.chat import LineChat, line_chat
+from jaxagent.rollout.engine import EngineConfig, RolloutEngine
+from jaxagent.rollout.sampler import Sampler, SamplerConfig
+from jaxagent.sharding import rules
+from jaxagent.sharding.mesh import make_mesh
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """What training and evaluation share; nothing here changes during a run."""
+
+    config: ConfigDict
+    mesh: jax.sharding.Mesh
+    chat: LineChat
+    model: decoder.DecoderConfig
+    entry: registry.EnvironmentEntry
+
+    def tasks(self, split: Split, size: int) -> TaskSource:
+        """The tasks of one split; splits are disjoint by content hash. Training tasks alone depend on the run's seed."""
+        seed = self.config.seed if split == "train" else self.config.eval.panel_seed
+        return self.entry.make_tasks(self.config.env.options.to_dict(), split, size, seed)
+
+    def make_engine(self) -> RolloutEngine:
+        """A rollout engine without weights yet: `set_engine_params` gives them."""
+        rollout, env = self.config.rollout, self.config.env
+        sampler = make_sampler(self)
+        pool = EnvironmentPool(
+            env.name, env.options.to_dict(), num_workers=env.workers, step_timeout=env.step_timeout
+        )
+        settings = EngineConfig(
+            announce=self.config.budget.announce,
+            wording=self.config.budget.wording,
+            temperature=rollout.temperature,
+            retries=env.retries,
+        )
+        return RolloutEngine(sampler, pool, self.chat, settings)
+
+
+def make_setup(config: ConfigDict) -> Setup:
+    """Checks the config as far as it can be checked before anything is compiled, and builds the shared pieces."""
+    _check_rollout(config)
+    entry = registry.get(config.env.name)
+    entry.make_environment(config.env.options.to_dict()).close()
+    tokenizer = load_tokenizer(config.model.tokenizer)
+    mesh = make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
+    rows = mesh.shape["data"] * mesh.shape["fsdp"]
+    for name, value in (("rollout.slots", config.rollout.slots), ("optimizer.micro_rows", config.optimizer.micro_rows)):
+        if value % rows:
+            raise UserError(f"{name}={value} must be a multiple of the {rows} devices on the data and fsdp axes")
+    model = decoder_config(config.model, len(tokenizer))
+    return Setup(config=config, mesh=mesh, chat=line_chat(tokenizer), model=model, entry=entry)
+
+
+def decoder_config(config: ConfigDict, vocab_size: int) -> decoder.DecoderConfig:
+    """The decoder's shape from a config's `model` section."""
+    names = {field.name for field in dataclasses.fields(decoder.DecoderConfig)} - {"vocab_size"}
+    return decoder.DecoderConfig(vocab_size=vocab_size, **{name: config[name] for name in names})
+
+
+def make_sampler(setup: Setup) -> Sampler:
+    """The sampler of a setup's `rollout` section."""
+    rollout = setup.config.rollout
+    settings = SamplerConfig(
+        slots=rollout.slots,
+        max_context=rollout.max_context,
+        max_turn_tokens=rollout.max_turn_tokens,
+        extend_buckets=tuple(rollout.extend_buckets),
+        decode_chunk=min(rollout.decode_chunk, max(rollout.max_turn_tokens - 1, 1)),
+        ready_slots=rollout.ready_slots,
+        stop_ids=setup.chat.stop_ids,
+    )
+    return Sampler(setup.model, settings, setup.mesh)
+
+
+@functools.lru_cache(maxsize=8)
+def sampler_params_fn(model: decoder.DecoderConfig, mesh: jax.sharding.Mesh):
+    """The jitted copy from training parameters to the sampler's: unstacked, split over the tensor axis alone."""
+    abstract = jax.eval_shape(lambda: cache.decoding_params(model, decoder.init_params(model, jax.random.key(0))))
+    shardings = rules.sampler_param_shardings(mesh, cache.decoding_axes(model), abstract)
+    return jax.jit(functools.partial(cache.decoding_params, model), out_shardings=shardings)
+
+
+def _check_rollout(config: ConfigDict) -> None:
+    rollout = config.rollout
+    if not rollout.temperature > 0:
+        raise UserError(f"rollout.temperature must be positive (log-probs need it), got {rollout.temperature}")
+    for name in ("slots", "max_context", "max_turn_tokens", "decode_chunk"):
+        if rollout[name] < 1:
+            raise UserError(f"rollout.{name} must be at least 1, got {rollout[name]}")
+    buckets = tuple(rollout.extend_buckets)
+    if not buckets or list(buckets) != sorted(set(buckets)) or buckets[0] < 1:
+        raise UserError(f"rollout.extend_buckets must be increasing widths from 1 on, got {buckets}")
+    if not 0 <= config.seed < 2**31:
+        raise UserError(f"seed must lie in 0..2**31-1, got {config.seed}")
+    if config.algorithm.replay_budgets and config.budget.announce != "none":
+        raise UserError("algorithm.replay_budgets needs budget.announce=none: a policy that was told acts otherwise")

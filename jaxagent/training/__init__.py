@@ -1,0 +1,1 @@
+"""Training: the pure step, the loop around it, supervised cloning, checkpoints."""

@@ -1,0 +1,136 @@
+"""Checkpoints, the only module that knows Orbax.
+
+A run folder holds `checkpoints/latest/STEP` (the last few, for resuming) and `checkpoints/best/STEP` (one, by held-out
+Pass@1). Each holds the training state and a JSON record (model shape, step, score), so that a wrong checkpoint is named
+before a tensor is read. The label, the state's counter and the optimizer's counter are one number.
+"""
+
+import dataclasses
+import pathlib
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+
+from jaxagent.errors import UserError
+from jaxagent.models.decoder import DecoderConfig
+from jaxagent.training.state import TrainState
+
+
+class Checkpoints:
+    """The checkpoints of one run folder: saved in the background, restored onto any mesh."""
+
+    def __init__(self, workdir: str | pathlib.Path, model: DecoderConfig, *, keep: int = 2) -> None:
+        folder = _folder(workdir)
+        self._model = model
+        self._latest = _manager(folder / "latest", keep)
+        self._best = _manager(folder / "best", 1)
+
+    def save(self, state: TrainState, record: dict[str, Any]) -> None:
+        """Saves the state under its own step counter; returns before the write is durable, donation is safe."""
+        self._save(self._latest, state, record)
+
+    def save_best(self, state: TrainState, record: dict[str, Any]) -> None:
+        """Replaces the best checkpoint."""
+        self._save(self._best, state, record)
+
+    def latest_step(self) -> int | None:
+        """The newest complete checkpoint, None without one."""
+        return self._latest.latest_step()
+
+    def restore(self, abstract: TrainState) -> tuple[TrainState, dict[str, Any]]:
+        """The newest state and its record, placed as `abstract` (ShapeDtypeStructs with shardings) says."""
+        step = self._latest.latest_step()
+        if step is None:
+            raise UserError(f"{self._latest.directory}: there is no checkpoint to resume from")
+        record = _read_record(self._latest, step)
+        _check_model(self._latest.directory / str(step), record, self._model)
+        restored = self._latest.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract)))
+        return restored["state"], record
+
+    def drop_best_after(self, step: int) -> None:
+        """Forgets a best checkpoint that a resumed run has not reached yet."""
+        best = self._best.latest_step()
+        if best is not None and best > step:
+            self._best.delete(best)
+
+    def close(self) -> None:
+        """Waits until everything is on disk."""
+        for manager in (self._latest, self._best):
+            manager.wait_until_finished()
+            manager.close()
+
+    def _save(self, manager: ocp.CheckpointManager, state: TrainState, record: dict[str, Any]) -> None:
+        step = int(state.step)
+        if step in manager.all_steps():
+            return
+        record = record | {"step": step, "model": dataclasses.asdict(self._model)}
+        manager.save(step, args=ocp.args.Composite(state=ocp.args.StandardSave(state), record=ocp.args.JsonSave(record)))
+
+
+def load_params(run: str | pathlib.Path, model: DecoderConfig, shardings: dict) -> tuple[dict, dict[str, Any]]:
+    """The weights of a run's best checkpoint (else its newest), and the checkpoint's record.
+
+    Args:
+      run: a run folder.
+      model: the shape that the weights must have; another shape raises `UserError` naming the differing fields.
+      shardings: where each parameter goes, in the structure of the parameters.
+    """
+    run = pathlib.Path(run)
+    if not run.is_dir():
+        raise UserError(f"{run}: no such run folder")
+    for name in ("best", "latest"):
+        folder = _folder(run) / name
+        if not folder.is_dir():
+            continue
+        manager = _manager(folder, None, read_only=True)
+        step = manager.latest_step()
+        if step is None:
+            continue
+        record = _read_record(manager, step)
+        _check_model(folder / str(step), record, model)
+        params = _restore_params(folder / str(step) / "state", shardings)
+        manager.close()
+        return params, record
+    raise UserError(f"{run}: the run holds no checkpoint")
+
+
+def _restore_params(folder: pathlib.Path, shardings: dict) -> dict:
+    """Reads `params` alone out of a saved TrainState; moments stay on disk."""
+    checkpointer = ocp.PyTreeCheckpointer()
+    restore_args = {"params": jax.tree.map(lambda s: ocp.ArrayRestoreArgs(sharding=s), shardings)}
+    item = {"params": jax.tree.map(lambda _: 0, shardings)}
+    restored = checkpointer.restore(
+        folder, args=ocp.args.PyTreeRestore(item=item, restore_args=restore_args, partial_restore=True)
+    )
+    return restored["params"]
+
+
+def _folder(workdir: str | pathlib.Path) -> pathlib.Path:
+    return pathlib.Path(workdir).absolute() / "checkpoints"
+
+
+def _manager(folder: pathlib.Path, keep: int | None, *, read_only: bool = False) -> ocp.CheckpointManager:
+    return ocp.CheckpointManager(
+        folder, options=ocp.CheckpointManagerOptions(max_to_keep=keep, create=not read_only, read_only=read_only)
+    )
+
+
+def _read_record(manager: ocp.CheckpointManager, step: int) -> dict[str, Any]:
+    try:
+        return manager.restore(step, args=ocp.args.Composite(record=ocp.args.JsonRestore()))["record"]
+    except (KeyError, ValueError, FileNotFoundError) as error:
+        raise UserError(f"{manager.directory}/{step}: not a checkpoint of jaxagent: {error}") from None
+
+
+def _check_model(where: pathlib.Path, record: dict[str, Any], model: DecoderConfig) -> None:
+    saved, wanted = record.get("model", {}), dataclasses.asdict(model)
+    # What changes neither names nor shapes of the weights may differ.
+    free = {"compute_dtype", "remat", "embedding_std"}
+    differing = [
+        f"{name} (checkpoint {saved.get(name)}, config {value})"
+        for name, value in wanted.items()
+        if name not in free and saved.get(name) != value
+    ]
+    if differing:
+        raise UserError(f"{where}: the checkpoint does not fit the model: {'; '.join(differing)}")

@@ -1,0 +1,374 @@
+"""The training loop: rollouts, arrays, one jitted update, the log; checkpoints and looks at held-out tasks in between.
+
+    specs -> engine -> episodes -> arrays + packed tokens -> advantages -> train_step -> metrics, checkpoint, held-out look
+
+All randomness is keyed by the run's seed and the update's number, so a resumed run needs the training state alone.
+"""
+
+import dataclasses
+import functools
+import pathlib
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from jaxagent import batches, budgets, episodes
+from jaxagent.algorithms import advantages
+from jaxagent.episodes import Episode, EpisodeSpec
+from jaxagent.errors import UserError
+from jaxagent.rollout.engine import RolloutEngine
+from jaxagent.rollout.setup import Setup, make_setup, sampler_params_fn
+from jaxagent.rollout.specs import draw_budget, group_specs, told_specs
+from jaxagent.sharding import rules
+from jaxagent.training import checkpoints as ckpt
+from jaxagent.training import state as states
+from jaxagent.training import step as steps
+from jaxagent.training.episode_metrics import episode_metrics
+from jaxagent.training.interrupts import Interrupts
+from jaxagent.training.throughput import CompileCounter, matmul_peak_flops, peak_memory_bytes, train_flops_per_token
+
+HELD_OUT_SEED = 0x4E1D  # added to the run's seed: held-out looks draw their own noise, the same at every look
+
+
+@dataclasses.dataclass(frozen=True)
+class Update:
+    """The compiled pieces of one update and the static layout of its batch."""
+
+    train_step: Callable
+    score_step: Callable
+    prepare: Callable
+    num_episodes: int
+    num_rows: int
+
+
+class RunLog(Protocol):
+    """Where metrics go: files, a progress line, nothing. `reporting.run_log` has the usual one."""
+
+    def start(self, *, step: int, total: int) -> None:
+        """The run begins (or goes on) after update `step` of `total`: whatever was logged beyond it is dropped."""
+        ...
+
+    def write(self, step: int, metrics: dict[str, float]) -> None:
+        """Metrics of the update that made `step` updates complete."""
+        ...
+
+
+def run(config: ConfigDict, workdir: str | pathlib.Path, *, resume: bool, log: RunLog) -> None:
+    """Trains as `config` says, with checkpoints in `workdir`; `resume` goes on from the newest one.
+
+    Raises:
+      UserError: bad settings, a folder that holds another run, an initial checkpoint that does not fit.
+      SystemExit: after Ctrl-C or SIGTERM, once the state is saved.
+    """
+    setup = make_setup(config)
+    check_algorithm(config)
+    workdir = pathlib.Path(workdir)
+    optimizer = states.make_optimizer(states.optimizer_settings(config.optimizer))
+    saved = ckpt.Checkpoints(workdir, setup.model, keep=config.checkpoint.keep)
+    state, record = initial_state(setup, optimizer, saved, resume=resume)
+    log.start(step=int(state.step), total=config.algorithm.steps)
+    engine = setup.make_engine()
+    compiles = CompileCounter()
+    try:
+        with Interrupts() as interrupts:
+            trainer = Trainer(setup, optimizer, engine, saved, log, workdir, compiles, record)
+            trainer.train(state, interrupts)
+    finally:
+        engine.close()
+        saved.close()
+        compiles.close()
+    if interrupts.received is not None:
+        print(f"interrupted: everything is saved in {workdir}; go on with --resume", flush=True)
+        raise SystemExit(interrupts.exit_status)
+
+
+def check_algorithm(config: ConfigDict) -> None:
+    """Raises where an option of the `algorithm` section cannot be honoured."""
+    algorithm = config.algorithm
+    if algorithm.name != "grpo":
+        raise UserError(f"algorithm.name must be grpo, got {algorithm.name!r}")
+    if algorithm.old_logprobs not in ("behaviour", "recomputed"):
+        raise UserError(f"algorithm.old_logprobs must be behaviour or recomputed, got {algorithm.old_logprobs!r}")
+    for name in ("steps", "groups", "group_size", "epochs"):
+        if algorithm[name] < 1:
+            raise UserError(f"algorithm.{name} must be at least 1, got {algorithm[name]}")
+    if algorithm.group_size == 1:
+        raise UserError("algorithm.group_size=1 gives every episode advantage 0: use at least 2")
+    parse_trajectories(config.logging.trajectories)
+    budget_sampler(config)
+
+
+def budget_sampler(config: ConfigDict) -> budgets.BudgetSampler:
+    """The budget sampler of a config."""
+    section = config.budget
+    budgets.budget_line(1, 1, announce=section.announce, wording=section.wording)
+    return budgets.make_sampler(section.sampler, percent=section.percent, stages=tuple(section.stages))
+
+
+def parse_trajectories(value: str) -> int | None:
+    """Episodes to write per update: None for all, 0 for none, K for `sample:K`."""
+    if value in ("all", "none"):
+        return None if value == "all" else 0
+    kind, _, count = value.partition(":")
+    if kind == "sample" and count.isdigit() and int(count) > 0:
+        return int(count)
+    raise UserError(f"logging.trajectories must be all, none or sample:K, got {value!r}")
+
+
+def initial_state(
+    setup: Setup, optimizer: object, saved: ckpt.Checkpoints, *, resume: bool
+) -> tuple[states.TrainState, dict]:
+    """The state to start from, placed on the mesh: the newest checkpoint, else `model.init_from`, else random weights."""
+    shardings = states.state_shardings(setup.model, optimizer, setup.mesh)
+    create = functools.partial(states.init_state, setup.model, optimizer, setup.config.seed)
+    if resume and saved.latest_step() is not None:
+        abstract = jax.tree.map(
+            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+            jax.eval_shape(create),
+            shardings,
+        )
+        state, record = saved.restore(abstract)
+        saved.drop_best_after(int(state.step))
+        return state, record
+    state = jax.jit(create, out_shardings=shardings)()
+    if setup.config.model.init_from:
+        params, _ = ckpt.load_params(setup.config.model.init_from, setup.model, shardings.params)
+        state = dataclasses.replace(state, params=params)
+    return state, {}
+
+
+def make_update(setup: Setup, optimizer: object) -> Update:
+    """Compiles nothing yet: the jitted functions and the batch's static layout."""
+    config = setup.config
+    num_episodes = config.algorithm.groups * config.algorithm.group_size
+    train_step, score_step, prepare = _compiled(make_step_config(setup), optimizer, config.algorithm.normalize_std)
+    return Update(
+        train_step=train_step,
+        score_step=score_step,
+        prepare=prepare,
+        num_episodes=num_episodes,
+        num_rows=batches.num_packed_rows(
+            num_episodes, config.rollout.max_context, config.optimizer.row_tokens, config.optimizer.micro_rows
+        ),
+    )
+
+
+@functools.lru_cache(maxsize=16)
+def _compiled(config: steps.StepConfig, optimizer: object, normalize_std: bool) -> tuple[Callable, Callable, Callable]:
+    """The jitted train, score and prepare functions; runs of equal shape in one process share them."""
+    shardings = states.state_shardings(config.model, optimizer, config.mesh)
+    rows, everywhere = rules.batch_sharding(config.mesh), rules.replicated(config.mesh)
+    train_step = jax.jit(
+        functools.partial(steps.train_step, config, optimizer),
+        in_shardings=(shardings, rows),
+        out_shardings=(shardings, everywhere),
+        donate_argnums=0,
+    )
+    score_step = jax.jit(
+        functools.partial(steps.score_step, config), in_shardings=(shardings.params, rows), out_shardings=rows
+    )
+    advantage_fn = functools.partial(_grpo, normalize_std)
+    return train_step, score_step, jax.jit(functools.partial(steps.prepare_batch, advantage_fn), out_shardings=rows)
+
+
+def make_step_config(setup: Setup) -> steps.StepConfig:
+    """The static settings of the training step."""
+    config = setup.config
+    return steps.StepConfig(
+        model=setup.model,
+        micro_rows=config.optimizer.micro_rows,
+        logprob_chunk=config.optimizer.logprob_chunk,
+        temperature=config.rollout.temperature,
+        clip_low=config.algorithm.clip_low,
+        clip_high=config.algorithm.clip_high,
+        mesh=setup.mesh,
+    )
+
+
+def make_batch(
+    config: ConfigDict, update: Update, finished: Sequence[Episode], *, replay: Sequence[int] | None = None
+) -> tuple[batches.EpisodeArrays, batches.TokenBatch]:
+    """Host arrays of one update's episodes, rows in (group, member) order."""
+    arrays = batches.episode_arrays(
+        finished, num_episodes=update.num_episodes, max_turns=config.rollout.max_turns, replay_budgets=replay
+    )
+    packed = batches.pack_episodes(
+        finished, arrays, row_tokens=config.optimizer.row_tokens, num_rows=update.num_rows
+    )
+    return arrays, packed
+
+
+def apply_update(
+    config: ConfigDict,
+    update: Update,
+    state: states.TrainState,
+    arrays: batches.EpisodeArrays,
+    packed: batches.TokenBatch,
+) -> tuple[states.TrainState, dict[str, float]]:
+    """All epochs over one batch; `state` is donated. Behaviour and old log-probs stay fixed throughout."""
+    old = update.score_step(state.params, packed) if config.algorithm.old_logprobs == "recomputed" else None
+    batch = update.prepare(arrays, packed, old)
+    for _ in range(config.algorithm.epochs):
+        state, metrics = update.train_step(state, batch)
+    return state, {name: float(value) for name, value in jax.device_get(metrics).items()}
+
+
+class Trainer:
+    """One run in progress: the compiled update, the engine, and the files of the run folder."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        optimizer: object,
+        engine: RolloutEngine,
+        saved: ckpt.Checkpoints,
+        log: RunLog,
+        workdir: pathlib.Path,
+        compiles: CompileCounter,
+        record: dict,
+    ) -> None:
+        self._setup = setup
+        self._config = setup.config
+        self._engine = engine
+        self._saved = saved
+        self._log = log
+        self._workdir = workdir
+        self._compiles = compiles
+        self._best_score = record.get("best_score")
+        self._update = make_update(setup, optimizer)
+        self._to_sampler = sampler_params_fn(setup.model, setup.mesh)
+        self._budgets = budget_sampler(self._config)
+        self._train_tasks = setup.tasks("train", self._config.env.train_tasks)
+        look = self._config.eval
+        self._held_out = setup.tasks("held_out", look.tasks) if look.every else None
+
+    def train(self, state: states.TrainState, interrupts: Interrupts) -> None:
+        """Updates until `algorithm.steps` are done or a signal came; the last state is always saved."""
+        total = self._config.algorithm.steps
+        state = self._warm_up(state)
+        self._compiles.count = 0
+        while int(state.step) < total and interrupts.received is None:
+            state, metrics = self._one_update(state)
+            self._log.write(int(state.step), metrics)
+            if int(state.step) % self._config.checkpoint.every == 0:
+                self._save(state)
+        self._save(state)
+
+    def _one_update(self, state: states.TrainState) -> tuple[states.TrainState, dict[str, float]]:
+        begun = time.perf_counter()
+        number = int(state.step)
+        self._set_weights(state)
+        specs = self._specs(number)
+        finished = batches.sort_episodes(list(self._engine.run_episodes(specs)))
+        rolled_out = time.perf_counter()
+        if all(episode.is_void for episode in finished):
+            raise UserError(f"update {number}: the infrastructure voided every episode; the last said: {finished[-1].detail}")
+        arrays, packed = make_batch(self._config, self._update, finished, replay=self._replayed(number, finished))
+        state, metrics = apply_update(self._config, self._update, state, arrays, packed)
+        updated = time.perf_counter()
+        metrics |= episode_metrics(finished, np.asarray(arrays.rewards), np.asarray(arrays.group_ids))
+        metrics |= self._engine.take_stats().metrics()
+        self._write_trajectories(number, finished)
+        if self._held_out and int(state.step) % self._config.eval.every == 0:
+            metrics |= self._look(state)
+        looked = time.perf_counter()
+        metrics |= {"time/rollout": rolled_out - begun, "time/update": updated - rolled_out, "time/eval": looked - updated}
+        return state, metrics | self._cost(metrics, packed, looked - begun)
+
+    def _specs(self, number: int) -> list[EpisodeSpec]:
+        algorithm = self._config.algorithm
+        order = np.random.default_rng([self._config.seed, number])
+        indices = order.choice(len(self._train_tasks), algorithm.groups, replace=len(self._train_tasks) < algorithm.groups)
+        tasks = [self._train_tasks.task(int(index)) for index in indices]
+        self._check_turns(tasks)
+        return group_specs(
+            self._config, tasks, step=number, group_size=algorithm.group_size, sampler=self._budgets
+        )
+
+    def _check_turns(self, tasks: list[episodes.Task]) -> None:
+        for task in tasks:
+            if task.max_turns > self._config.rollout.max_turns:
+                raise UserError(
+                    f"task {task.id} has {task.max_turns} turns, rollout.max_turns is {self._config.rollout.max_turns}"
+                )
+
+    def _replayed(self, number: int, finished: list[Episode]) -> list[int] | None:
+        """The drawn budgets of full-length, untold episodes, where `algorithm.replay_budgets` asks for them."""
+        if not self._config.algorithm.replay_budgets:
+            return None
+        drawn = {}
+        for episode in finished:
+            task = episodes.Task(episode.env, episode.task_id, {}, episode.max_budget)
+            drawn[episode.group] = draw_budget(self._config, task, step=number, sampler=self._budgets)[0]
+        return [drawn[episode.group] for episode in finished]
+
+    def _set_weights(self, state: states.TrainState) -> None:
+        self._engine.set_params(self._to_sampler(state.params), version=int(state.step))
+
+    def _look(self, state: states.TrainState) -> dict[str, float]:
+        """Pass@1 on held-out tasks at each told budget; keeps the checkpoint with the best mean."""
+        look = self._config.eval
+        self._set_weights(state)
+        tasks = [self._held_out.task(index) for index in range(look.tasks)]
+        metrics = {}
+        for percent in look.percents:
+            specs = told_specs(
+                tasks,
+                percent=percent,
+                samples=look.samples,
+                run_seed=self._config.seed + HELD_OUT_SEED,
+                announced=self._config.budget.announce != "none",
+            )
+            finished = [episode for episode in self._engine.run_episodes(specs) if not episode.is_void]
+            metrics[f"eval/pass_at_1_{percent}"] = float(np.mean([e.success for e in finished])) if finished else 0.0
+        self._engine.take_stats()
+        score = float(np.mean(list(metrics.values())))
+        metrics["eval/pass_at_1"] = score
+        if self._best_score is None or score > self._best_score:
+            self._best_score = score
+            self._saved.save_best(state, {"best_score": score})
+        return metrics
+
+    def _write_trajectories(self, number: int, finished: list[Episode]) -> None:
+        count = parse_trajectories(self._config.logging.trajectories)
+        if count != 0:
+            path = self._workdir / "trajectories" / f"step_{number}.jsonl.gz"
+            episodes.write_episodes(path, finished[:count])
+
+    def _cost(self, metrics: dict[str, float], packed: batches.TokenBatch, seconds: float) -> dict[str, float]:
+        trained = int(np.sum(packed.segment_ids != 0)) * self._config.algorithm.epochs
+        segments = int(np.max(packed.segment_ids, axis=1).sum())
+        flops = trained * train_flops_per_token(self._setup.model, trained / max(segments, 1))
+        devices = self._setup.mesh.size
+        return {
+            "time/step": seconds,
+            "cost/compilations": float(self._compiles.count),
+            "cost/peak_memory_gb": peak_memory_bytes() / 1e9,
+            "cost/train_tokens_per_second": trained / max(metrics["time/update"], 1e-9),
+            "cost/row_fill": trained / self._config.algorithm.epochs / packed.tokens.size,
+            "cost/train_flops_share_of_peak": flops
+            / max(metrics["time/update"], 1e-9)
+            / (matmul_peak_flops() * devices),
+        }
+
+    def _warm_up(self, state: states.TrainState) -> states.TrainState:
+        """Compiles everything a run needs with empty batches; an empty batch leaves a copy of the state behind."""
+        matmul_peak_flops()
+        self._set_weights(state)
+        self._engine.warm_up()
+        arrays, packed = make_batch(self._config, self._update, [])
+        spare = jax.tree.map(lambda leaf: leaf.copy(), state)
+        apply_update(self._config, self._update, spare, arrays, packed)
+        return state
+
+    def _save(self, state: states.TrainState) -> None:
+        self._saved.save(state, {"best_score": self._best_score})
+
+
+def _grpo(normalize_std: bool, arrays: batches.EpisodeArrays) -> jax.Array:
+    return advantages.grpo_advantages(arrays.rewards, arrays.group_ids, arrays.valid, normalize_std=normalize_std)
+

@@ -1,0 +1,8 @@
+"""Settings that must stand before jax is first imported: eight simulated devices, on the CPU unless told otherwise."""
+
+import os
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+if "--xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
