@@ -87,7 +87,7 @@ def _sft() -> ConfigDict:
     sft.steps = 200
     sft.demonstrations = 64  # fresh scripted demonstrations a step
     sft.learning_rate = 2e-3
-    sft.loss_on = "all"  # all | policy: which tokens are cloned
+    sft.observation_weight = 1.0  # weight of the observations' mean loss beside the replies' mean loss; 0: replies alone
     sft.line_share = 0.5  # share of demonstrations with a budget line, its total drawn from the grid and cut there
     return sft
 
@@ -101,6 +101,7 @@ def _algorithm() -> ConfigDict:
     algorithm.normalize_std = False  # divide the advantage by the group's standard deviation (ddof 1)
     algorithm.clip_low = 0.2
     algorithm.clip_high = 0.28
+    algorithm.entropy_coefficient = 0.0  # weight of an entropy bonus in the loss
     algorithm.epochs = 1  # passes over a batch with fixed behaviour log-probs
     algorithm.old_logprobs = "behaviour"  # behaviour | recomputed (one no-gradient pass before the update)
     algorithm.replay_budgets = False  # re-score full-length, unannounced rollouts at a drawn budget

@@ -185,6 +185,7 @@ def make_step_config(setup: Setup) -> steps.StepConfig:
         temperature=config.rollout.temperature,
         clip_low=config.algorithm.clip_low,
         clip_high=config.algorithm.clip_high,
+        entropy_coefficient=config.algorithm.entropy_coefficient,
         mesh=setup.mesh,
     )
 

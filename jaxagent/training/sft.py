@@ -83,8 +83,8 @@ def _check(config: ConfigDict, setup: Setup) -> None:
     sft = config.sft
     if setup.entry.make_demonstrator is None:
         raise UserError(f"env.name={config.env.name} has no scripted demonstrations to clone")
-    if sft.loss_on not in ("all", "policy"):
-        raise UserError(f"sft.loss_on must be all or policy, got {sft.loss_on!r}")
+    if sft.observation_weight < 0:
+        raise UserError(f"sft.observation_weight must not be negative, got {sft.observation_weight}")
     if not 0.0 <= sft.line_share <= 1.0:
         raise UserError(f"sft.line_share must lie in [0, 1], got {sft.line_share}")
     if config.budget.announce == "none" and sft.line_share > 0:
@@ -116,8 +116,8 @@ def _train(
         order = np.random.default_rng([config.seed, DEMONSTRATION_STREAM, number])
         chosen = [tasks.task(int(index)) for index in order.integers(len(tasks), size=config.sft.demonstrations)]
         made = [demonstrate(setup, environment, task, step=number, member=i) for i, task in enumerate(chosen)]
-        batch, mask = _make_batch(config, made, num_rows)
-        state, metrics = step_fn(state, batch, mask)
+        batch = _make_batch(config, made, num_rows)
+        state, metrics = step_fn(state, batch, np.float32(config.sft.observation_weight))
         metrics = {name: float(value) for name, value in jax.device_get(metrics).items()}
         metrics["sft/demonstration_success"] = float(np.mean([episode.success for episode in made]))
         metrics["time/step"] = time.perf_counter() - begun
@@ -134,19 +134,15 @@ def _compiled_step(config: steps.StepConfig, optimizer: object) -> Callable:
     rows, everywhere = rules.batch_sharding(config.mesh), rules.replicated(config.mesh)
     return jax.jit(
         functools.partial(steps.sft_step, config, optimizer),
-        in_shardings=(shardings, rows, rows),
+        in_shardings=(shardings, rows, everywhere),
         out_shardings=(shardings, everywhere),
         donate_argnums=0,
     )
 
 
-def _make_batch(config: ConfigDict, made: list[Episode], num_rows: int) -> tuple[batches.TokenBatch, np.ndarray]:
+def _make_batch(config: ConfigDict, made: list[Episode], num_rows: int) -> batches.TokenBatch:
     arrays = batches.episode_arrays(made, num_episodes=len(made), max_turns=config.rollout.max_turns)
-    batch = batches.pack_episodes(made, arrays, row_tokens=config.optimizer.row_tokens, num_rows=num_rows)
-    if config.sft.loss_on == "policy":
-        return batch, batch.policy_mask
-    # The first token of an episode has no context to be predicted from.
-    return batch, (batch.segment_ids != 0) & (batch.positions != 0)
+    return batches.pack_episodes(made, arrays, row_tokens=config.optimizer.row_tokens, num_rows=num_rows)
 
 
 def _turn(

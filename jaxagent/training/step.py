@@ -34,6 +34,7 @@ class StepConfig:
     temperature: float
     clip_low: float
     clip_high: float
+    entropy_coefficient: float
     mesh: jax.sharding.Mesh
 
 
@@ -68,27 +69,28 @@ def sft_step(
     optimizer: optax.GradientTransformation,
     state: TrainState,
     batch: TokenBatch,
-    mask: jax.Array,
+    observation_weight: jax.Array,
 ) -> tuple[TrainState, Metrics]:
-    """One supervised update: mean negative log-likelihood over the tokens of `mask` [B, S]."""
-    weights = losses.token_weights(mask, batch.episode_index, "token_mean")
+    """One supervised update: mean negative log-likelihood of the replies plus `observation_weight` times that of the rest.
+
+    The first token of an episode has no context to be predicted from and is left out.
+    """
+    policy = batch.policy_mask
+    observed = (batch.segment_ids != 0) & (batch.positions != 0) & ~policy
+    mask = policy | observed
+    weights = jnp.where(
+        policy,
+        losses.token_weights(policy, batch.episode_index, "token_mean"),
+        observation_weight * losses.token_weights(observed, batch.episode_index, "token_mean"),
+    )
 
     def loss_fn(params: dict, micro: TokenBatch, micro_mask: jax.Array, micro_weights: jax.Array):
         logprob, entropy = score_tokens(config, params, micro)
         loss = jnp.sum(jnp.where(micro_mask, -micro_weights * logprob, 0.0))
-        policy = micro_mask & micro.policy_mask
-        sums = {
-            "sft/loss": loss,
-            "sft/policy_nll_sum": jnp.sum(jnp.where(policy, -logprob, 0.0)),
-            "sft/policy_entropy_sum": jnp.sum(jnp.where(policy, entropy, 0.0)),
-            "sft/policy_tokens": jnp.sum(policy).astype(jnp.float32),
-        }
-        return loss, sums
+        mean = functools.partial(_weighted_mean, micro.policy_mask, micro_weights)
+        return loss, {"sft/loss": loss, "sft/policy_nll": mean(-logprob), "sft/policy_entropy": mean(entropy)}
 
     grads, metrics = _accumulate(config, loss_fn, state.params, (batch, mask, weights), mask)
-    tokens = jnp.maximum(metrics["sft/policy_tokens"], 1.0)
-    metrics["sft/policy_nll"] = metrics.pop("sft/policy_nll_sum") / tokens
-    metrics["sft/policy_entropy"] = metrics.pop("sft/policy_entropy_sum") / tokens
     return _apply(optimizer, state, grads, metrics)
 
 
@@ -148,6 +150,8 @@ def _policy_loss(
     per_token, clipped = losses.surrogate(
         log_ratio, advantages, clip_low=config.clip_low, clip_high=config.clip_high
     )
+    if config.entropy_coefficient:
+        per_token += losses.entropy_bonus(entropy, config.entropy_coefficient, mask)
     loss = jnp.sum(jnp.where(mask, weights * per_token, 0.0))
     drift = jax.lax.stop_gradient(jnp.where(mask, logprob - batch.behaviour_logprobs, 0.0))
     mean = functools.partial(_weighted_mean, mask, weights)

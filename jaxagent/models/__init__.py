@@ -1,0 +1,1 @@
+"""Models: the decoder, its attention, its KV cache, log-probs in chunks, and the tokenizer."""

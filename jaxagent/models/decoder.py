@@ -1,0 +1,252 @@
+"""The decoder: the Llama family (RMSNorm, rotary positions, grouped-query attention, SwiGLU, tied or untied head).
+
+One NNX `Block` describes a layer. Its graph definition is made once per configuration; everything else passes plain
+pytrees of arrays. Training scans the block over stacked parameters, decoding loops over the unstacked ones
+(`jaxagent.models.cache`): attention is a function that the block is given, so both run the same code.
+
+Axes: B rows, S places, D width, H heads, Hkv key-value heads, Dh head dimension, F MLP width, L layers, V vocabulary.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxagent.errors import UserError
+from jaxagent.models.attention import packed_attention
+
+# attend(query [B,S,H,Dh], key [B,S,Hkv,Dh], value [B,S,Hkv,Dh]) -> (attended [B,S,H,Dh], anything to hand back).
+Attend = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
+COMPUTE_DTYPES = ("float32", "bfloat16")
+REMAT_POLICIES = ("none", "full")
+NORMS = ("attention_norm", "mlp_norm")  # the norm scales of a block, [D] each
+RESIDUAL_WRITERS = ("output", "down")  # the matrices of a block whose product is added to the residual stream
+_SIZES = ("vocab_size", "width", "num_layers", "num_heads", "num_kv_heads", "head_dim", "mlp_width")
+_POSITIVE = (*_SIZES, "rope_base", "norm_eps", "embedding_std")
+
+
+@dataclasses.dataclass(frozen=True)
+class DecoderConfig:
+    """The shape of a decoder. Hashable: it is a static argument of jitted functions.
+
+    `compute_dtype` is that of activations and matrix products; parameters, norms, softmax and log-probs are float32.
+    `remat` "full" keeps only the input of each block for the backward pass and recomputes the rest.
+    """
+
+    vocab_size: int
+    width: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    mlp_width: int
+    rope_base: float = 10_000.0
+    norm_eps: float = 1e-6
+    tie_embeddings: bool = True
+    embedding_std: float = 0.02
+    compute_dtype: str = "float32"
+    remat: str = "none"
+
+    def __post_init__(self) -> None:
+        """Raises `UserError` on sizes that do not fit together and on unknown choices."""
+        for name in _POSITIVE:
+            if not getattr(self, name) > 0:
+                raise UserError(f"model.{name} must be positive, got {getattr(self, name)}")
+        for name in _SIZES:
+            if not isinstance(getattr(self, name), int):
+                raise UserError(f"model.{name} must be a whole number, got {getattr(self, name)!r}")
+        if self.num_heads % self.num_kv_heads:
+            raise UserError(
+                f"model.num_heads ({self.num_heads}) must be a multiple of model.num_kv_heads ({self.num_kv_heads})"
+            )
+        if self.head_dim % 2:
+            raise UserError(f"model.head_dim must be even (rotary positions turn pairs), got {self.head_dim}")
+        _check_choice("compute_dtype", self.compute_dtype, COMPUTE_DTYPES)
+        _check_choice("remat", self.remat, REMAT_POLICIES)
+
+
+class Block(nnx.Module):
+    """One layer: x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        """Declares the parameters of one layer; `init_params` draws them for all layers at once."""
+        self.config = config
+        for name, (shape, _) in _matrix_shapes(config).items():
+            setattr(self, name, nnx.Param(jnp.zeros(shape, jnp.float32)))
+        for name in NORMS:
+            setattr(self, name, nnx.Param(jnp.ones(config.width, jnp.float32)))
+
+    def __call__(self, x: jax.Array, rotation: tuple[jax.Array, jax.Array], attend: Attend) -> tuple[jax.Array, Any]:
+        """One layer on x [B, S, D]; `rotation` is `rotary_angles(...)`. Returns x and what `attend` handed back."""
+        attended, kept = self._attention(rms_norm(x, self.attention_norm[...], self.config.norm_eps), rotation, attend)
+        x = x + attended
+        return x + self._mlp(rms_norm(x, self.mlp_norm[...], self.config.norm_eps)), kept
+
+    def _attention(self, x: jax.Array, rotation: tuple[jax.Array, jax.Array], attend: Attend) -> tuple[jax.Array, Any]:
+        query = rotate(jnp.einsum("bsd,dhk->bshk", x, self.query[...].astype(x.dtype)), rotation)
+        key = rotate(jnp.einsum("bsd,dhk->bshk", x, self.key[...].astype(x.dtype)), rotation)
+        value = jnp.einsum("bsd,dhk->bshk", x, self.value[...].astype(x.dtype))
+        attended, kept = attend(query, key, value)
+        return jnp.einsum("bshk,hkd->bsd", attended, self.output[...].astype(x.dtype)), kept
+
+    def _mlp(self, x: jax.Array) -> jax.Array:
+        gate = jax.nn.silu(x @ self.gate[...].astype(x.dtype))
+        return (gate * (x @ self.up[...].astype(x.dtype))) @ self.down[...].astype(x.dtype)
+
+
+def init_params(config: DecoderConfig, key: jax.Array) -> dict:
+    """Random float32 parameters from a typed PRNG key.
+
+    Matrices have sd 1/sqrt(fan_in); the two that write to the residual stream (`output`, `down`) times 1/sqrt(2 L). The
+    embedding has sd `embedding_std`, norm scales are 1.
+
+    Returns:
+      {"embedding": [V, D], "blocks": {name: [L, ...]}, "final_norm": [D]}, and "head": [D, V] unless tied.
+    """
+    embedding_key, blocks_key, head_key = jax.random.split(key, 3)
+    params = {
+        "embedding": _draw(embedding_key, (config.vocab_size, config.width), config.embedding_std),
+        "blocks": _init_blocks(config, blocks_key),
+        "final_norm": jnp.ones(config.width, jnp.float32),
+    }
+    if not config.tie_embeddings:
+        params["head"] = _draw(head_key, (config.width, config.vocab_size), config.width**-0.5)
+    return params
+
+
+def logical_axes(config: DecoderConfig) -> dict:
+    """The logical name of every axis of every parameter, in the structure of `init_params`."""
+    axes = {
+        "embedding": ("vocab", "embed"),
+        "blocks": {name: ("layers", *names) for name, names in block_axes().items()},
+        "final_norm": ("embed",),
+    }
+    if not config.tie_embeddings:
+        axes["head"] = ("embed", "vocab")
+    return axes
+
+
+def block_axes() -> dict[str, tuple[str, ...]]:
+    """The logical axes of one block's parameters, without the layer axis."""
+    return {
+        "attention_norm": ("embed",),
+        "query": ("embed", "heads", "head_dim"),
+        "key": ("embed", "kv_heads", "head_dim"),
+        "value": ("embed", "kv_heads", "head_dim"),
+        "output": ("heads", "head_dim", "embed"),
+        "mlp_norm": ("embed",),
+        "gate": ("embed", "mlp"),
+        "up": ("embed", "mlp"),
+        "down": ("mlp", "embed"),
+    }
+
+
+def forward(
+    config: DecoderConfig, params: dict, tokens: jax.Array, positions: jax.Array, segment_ids: jax.Array
+) -> jax.Array:
+    """The hidden states of packed rows, after the final norm.
+
+    Args:
+      config: static.
+      params: as from `init_params`.
+      tokens: [B, S] int32; the value at padding does not matter.
+      positions: [B, S] int32, the place within the segment, from 0.
+      segment_ids: [B, S] int32, 0 for padding. A place attends to itself and to earlier places with the same id.
+
+    Returns:
+      [B, S, D] in the compute dtype; 0 at padding.
+    """
+    graphdef = block_graphdef(config)
+    rotation = rotary_angles(config, positions)
+
+    def attend(query: jax.Array, key: jax.Array, value: jax.Array) -> tuple[jax.Array, None]:
+        return packed_attention(query, key, value, segment_ids), None
+
+    def layer(x: jax.Array, layer_params: dict) -> tuple[jax.Array, None]:
+        return nnx.merge(graphdef, layer_params)(x, rotation, attend)
+
+    if config.remat == "full":
+        layer = jax.checkpoint(layer, prevent_cse=False)
+    # Padding enters as 0 and every block maps 0 to 0: nothing at padding has a value or a gradient.
+    x = jnp.where((segment_ids != 0)[:, :, None], embed(config, params, tokens), 0)
+    x, _ = jax.lax.scan(layer, x, params["blocks"])
+    return rms_norm(x, params["final_norm"], config.norm_eps)
+
+
+def head_matrix(params: dict) -> jax.Array:
+    """[D, V]: the matrix from hidden states to logits; the transposed embedding where they are tied."""
+    return params["head"] if "head" in params else params["embedding"].T
+
+
+def embed(config: DecoderConfig, params: dict, tokens: jax.Array) -> jax.Array:
+    """tokens [...] -> [..., D] in the compute dtype."""
+    return params["embedding"][tokens].astype(config.compute_dtype)
+
+
+@functools.lru_cache(maxsize=64)
+def block_graphdef(config: DecoderConfig) -> nnx.GraphDef:
+    """The graph definition of a block: `nnx.merge(block_graphdef(config), layer_params)` is a callable layer."""
+    return nnx.split(nnx.eval_shape(lambda: Block(config)))[0]
+
+
+def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
+    """x / rms(x) * scale over the last axis (arXiv 1910.07467), computed in float32, returned in the dtype of `x`."""
+    wide = x.astype(jnp.float32)
+    inverse_rms = jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)
+    return (wide * inverse_rms * scale).astype(x.dtype)
+
+
+def rotary_angles(config: DecoderConfig, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Cosine and sine of the rotary angles (arXiv 2104.09864): positions [B, S] -> two [B, S, 1, Dh / 2] float32."""
+    half = config.head_dim // 2
+    frequencies = config.rope_base ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    angles = positions[:, :, None, None].astype(jnp.float32) * frequencies
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def rotate(x: jax.Array, rotation: tuple[jax.Array, jax.Array]) -> jax.Array:
+    """Turns the pairs (i, i + Dh / 2) of x [B, S, H, Dh] by their angles: the layout of published Llama weights."""
+    cosine, sine = rotation
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    turned = jnp.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
+    return turned.astype(x.dtype)
+
+
+def _init_blocks(config: DecoderConfig, key: jax.Array) -> dict:
+    """The stacked parameters of all blocks, {name: [L, ...]}."""
+    layers, residual_scale = config.num_layers, (2 * config.num_layers) ** -0.5
+    blocks = {name: jnp.ones((layers, config.width), jnp.float32) for name in NORMS}
+    matrices = _matrix_shapes(config)
+    for (name, (shape, fan_in)), matrix_key in zip(matrices.items(), jax.random.split(key, len(matrices)), strict=True):
+        std = fan_in**-0.5 * (residual_scale if name in RESIDUAL_WRITERS else 1.0)
+        blocks[name] = _draw(matrix_key, (layers, *shape), std)
+    return blocks
+
+
+def _draw(key: jax.Array, shape: tuple[int, ...], std: float) -> jax.Array:
+    """Normal float32 values, drawn flat: XLA's CPU compiler is several times slower on arrays with small last axes."""
+    return std * jax.random.normal(key, (math.prod(shape),), jnp.float32).reshape(shape)
+
+
+def _matrix_shapes(config: DecoderConfig) -> dict[str, tuple[tuple[int, ...], int]]:
+    """Name -> (shape, fan in) of the seven matrices of a block."""
+    width, head_dim, mlp_width = config.width, config.head_dim, config.mlp_width
+    return {
+        "query": ((width, config.num_heads, head_dim), width),
+        "key": ((width, config.num_kv_heads, head_dim), width),
+        "value": ((width, config.num_kv_heads, head_dim), width),
+        "output": ((config.num_heads, head_dim, width), config.num_heads * head_dim),
+        "gate": ((width, mlp_width), width),
+        "up": ((width, mlp_width), width),
+        "down": ((mlp_width, width), mlp_width),
+    }
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise UserError(f"model.{name} must be one of {', '.join(choices)}, got {value!r}")

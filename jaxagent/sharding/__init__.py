@@ -1,0 +1,1 @@
+"""The device mesh and the rules that place arrays on it."""
