@@ -48,7 +48,7 @@ class Update:
 class RunLog(Protocol):
     """Where metrics go: files, a progress line, nothing. `reporting.run_log` has the usual one."""
 
-    def start(self, *, step: int, total: int) -> None:
+    def start(self, *, step: int, total: int, devices: Sequence[str]) -> None:
         """The run begins (or goes on) after update `step` of `total`: whatever was logged beyond it is dropped."""
         ...
 
@@ -70,7 +70,7 @@ def run(config: ConfigDict, workdir: str | pathlib.Path, *, resume: bool, log: R
     optimizer = states.make_optimizer(states.optimizer_settings(config.optimizer))
     saved = ckpt.Checkpoints(workdir, setup.model, keep=config.checkpoint.keep)
     state, record = initial_state(setup, optimizer, saved, resume=resume)
-    log.start(step=int(state.step), total=config.algorithm.steps)
+    log.start(step=int(state.step), total=config.algorithm.steps, devices=device_names(setup))
     engine = setup.make_engine()
     compiles = CompileCounter()
     try:
@@ -84,6 +84,11 @@ def run(config: ConfigDict, workdir: str | pathlib.Path, *, resume: bool, log: R
     if interrupts.received is not None:
         print(f"interrupted: everything is saved in {workdir}; go on with --resume", flush=True)
         raise SystemExit(interrupts.exit_status)
+
+
+def device_names(setup: Setup) -> list[str]:
+    """The mesh's devices in words, for the run folder."""
+    return [f"{device.device_kind} {device.id}" for device in setup.mesh.devices.flat]
 
 
 def check_algorithm(config: ConfigDict) -> None:

@@ -26,7 +26,7 @@ from jaxagent.training import checkpoints as ckpt
 from jaxagent.training import state as states
 from jaxagent.training import step as steps
 from jaxagent.training.interrupts import Interrupts
-from jaxagent.training.loop import RunLog, initial_state, make_step_config
+from jaxagent.training.loop import RunLog, device_names, initial_state, make_step_config
 
 DEMONSTRATION_STREAM = 0xDE70
 
@@ -44,7 +44,7 @@ def run(config: ConfigDict, workdir: str | pathlib.Path, *, resume: bool, log: R
     optimizer = states.make_optimizer(settings)
     saved = ckpt.Checkpoints(workdir, setup.model, keep=config.checkpoint.keep)
     state, _ = initial_state(setup, optimizer, saved, resume=resume)
-    log.start(step=int(state.step), total=config.sft.steps)
+    log.start(step=int(state.step), total=config.sft.steps, devices=device_names(setup))
     try:
         with Interrupts() as interrupts:
             _train(setup, optimizer, state, saved, log, interrupts)
