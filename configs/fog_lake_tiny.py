@@ -1,7 +1,7 @@
 """FogLake with a tiny decoder: FrozenLake whose holes are unknown until a look, which costs a turn.
 
-Shows: BudgetMix RL (arXiv 2611.06483) against GRPO at the full budget. Told 4 of 16 turns the agent should dash, told 16 it
-should look before every unknown step; no single behaviour is good at both ends.
+Shows: BudgetMix RL (arXiv 2611.06483) against GRPO at the full budget. Told 4 of 16 turns the agent should dash, told
+16 it should look before every unknown step; no single behaviour is good at both ends.
 Hardware and time: two CPU cores; see the README for the measured times of one arm and its evaluation.
 Command: jaxagent reproduce --worlds=fog_lake_tiny --arms=base,grpo_full,budgetmix --seeds=0 --workdir=runs/fog_lake
 One arm: jaxagent train --config=fog_lake_tiny:budgetmix --config.model.init_from=runs/base --workdir=runs/budgetmix

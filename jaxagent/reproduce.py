@@ -49,7 +49,12 @@ class Comparison:
 
 
 def run(
-    worlds: Sequence[str], arms: Sequence[str], seeds: Sequence[int], workdir: str | pathlib.Path, *, overrides: Sequence[str]
+    worlds: Sequence[str],
+    arms: Sequence[str],
+    seeds: Sequence[int],
+    workdir: str | pathlib.Path,
+    *,
+    overrides: Sequence[str],
 ) -> None:
     """Runs the comparison and prints its tables.
 
@@ -75,9 +80,7 @@ def run(
     print(f"episodes  {workdir}/*/seed_*/*/eval/{EVALUATION}/episodes.jsonl.gz")
 
 
-def _compare(
-    world: str, arms: Sequence[str], seed: int, folder: pathlib.Path, overrides: Sequence[str]
-) -> Comparison:
+def _compare(world: str, arms: Sequence[str], seed: int, folder: pathlib.Path, overrides: Sequence[str]) -> Comparison:
     results = {}
     for arm in arms:
         config = _load(world, arm, seed, folder, overrides)
@@ -191,4 +194,3 @@ def _print_contrasts(contrasts: dict[str, Any], num_seeds: int) -> None:
                 for percent, cell in cells.items()
             )
             print(f"{pair}  {measure.replace('pass_at_', 'Pass@')}  {values}")
-

@@ -28,7 +28,9 @@ def prepare_workdir(workdir: str | pathlib.Path, config: ConfigDict, *, resume: 
         raise UserError(f"--workdir={workdir}: cannot be written")
     if holds_run(workdir):
         if not resume:
-            raise UserError(f"--workdir={workdir}: already holds a run; resume it with --resume or choose another folder")
+            raise UserError(
+                f"--workdir={workdir}: already holds a run; resume it with --resume or choose another folder"
+            )
         _check_same_run(workdir / "config.json", config)
     write_config(workdir, config)
     return workdir

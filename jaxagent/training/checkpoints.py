@@ -65,7 +65,9 @@ class Checkpoints:
         if step in manager.all_steps():
             return
         record = record | {"step": step, "model": dataclasses.asdict(self._model)}
-        manager.save(step, args=ocp.args.Composite(state=ocp.args.StandardSave(state), record=ocp.args.JsonSave(record)))
+        manager.save(
+            step, args=ocp.args.Composite(state=ocp.args.StandardSave(state), record=ocp.args.JsonSave(record))
+        )
 
 
 def load_params(run: str | pathlib.Path, model: DecoderConfig, shardings: dict) -> tuple[dict, dict[str, Any]]:
