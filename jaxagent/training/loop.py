@@ -109,8 +109,14 @@ def check_algorithm(config: ConfigDict) -> None:
 
 
 def budget_sampler(config: ConfigDict) -> budgets.BudgetSampler:
-    """The budget sampler of a config."""
+    """The budget sampler of a config. A setting that the sampler or the announcement does not use raises."""
     section = config.budget
+    if section.percent != 100 and section.sampler != "fixed":
+        raise UserError(f"budget.percent={section.percent} needs budget.sampler=fixed, got {section.sampler!r}")
+    if section.stages and section.sampler != "curriculum":
+        raise UserError(f"budget.stages needs budget.sampler=curriculum, got {section.sampler!r}")
+    if section.announce == "none" and section.announce_probability != 1.0:
+        raise UserError("budget.announce_probability needs a budget line, but budget.announce=none")
     budgets.budget_line(1, 1, announce=section.announce, wording=section.wording)
     return budgets.make_sampler(section.sampler, percent=section.percent, stages=tuple(section.stages))
 

@@ -122,6 +122,8 @@ def test_cloning_lowers_the_loss_and_gives_a_base(tmp_path):
         ("algorithm.replay_budgets=True", "budget.announce"),
         ("budget.sampler=dice", "budget.sampler"),
         ("budget.announce=shout", "budget.announce"),
+        ("budget.percent=50", "budget.sampler=fixed"),
+        ("budget.stages=((0, 50),)", "budget.sampler=curriculum"),
         ("rollout.temperature=0.0", "temperature"),
         ("rollout.extend_buckets=(8, 4)", "extend_buckets"),
         ("optimizer.row_tokens=16", "row_tokens"),
