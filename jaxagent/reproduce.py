@@ -7,6 +7,7 @@ Safe to repeat: runs that are complete are kept, one that was interrupted goes o
 """
 
 import dataclasses
+import itertools
 import json
 import pathlib
 import time
@@ -25,6 +26,7 @@ from jaxagent.reporting.plots import plot_pass_at_kt
 from jaxagent.reporting.run_folder import write_json
 from jaxagent.reporting.run_log import RunLog
 from jaxagent.reporting.tables import summary_table
+from jaxagent.reporting.workdir import prepare_workdir
 from jaxagent.rollout.setup import make_setup
 from jaxagent.training import loop, sft
 
@@ -69,10 +71,15 @@ def run(
     workdir = pathlib.Path(workdir)
     begun = time.perf_counter()
     arms = [BASE, *(arm for arm in arms if arm != BASE)]
+    folders = {world: workdir / pathlib.Path(world).stem for world in worlds}
+    for world, arm in itertools.product(worlds, arms):  # a mistake in the last arm shows before the first is trained
+        config = _load(world, arm, seeds[0], folders[world], overrides)
+        make_setup(config)
+        loop.check_algorithm(config)
     summaries = []
-    for world in worlds:
-        comparisons = [_compare(world, arms, seed, workdir / world / f"seed_{seed}", overrides) for seed in seeds]
-        summaries += _report_world(world, arms, comparisons, workdir)
+    for world, folder in folders.items():
+        comparisons = [_compare(world, arms, seed, folder / f"seed_{seed}", overrides) for seed in seeds]
+        summaries += _report_world(arms, comparisons, folder)
     figure = plot_pass_at_kt(summaries, workdir / "pass_at_kt.png")
     first = write_json(workdir / "summary.json", summaries[0])
     print(f"\n{(time.perf_counter() - begun) / 60:.1f} minutes in all")
@@ -92,8 +99,15 @@ def _compare(world: str, arms: Sequence[str], seed: int, folder: pathlib.Path, o
             result = evaluate.evaluate_run(setup, engine, folder / arm)
             engine.close()
             evaluate.write_result(setup, result, result_file.parent)
-        results[arm] = json.loads(result_file.read_text())
+        results[arm] = _read_result(result_file)
     return Comparison(folder, seed, results)
+
+
+def _read_result(path: pathlib.Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text())
+    except ValueError:
+        raise UserError(f"{path}: is damaged; delete it to evaluate again") from None
 
 
 def _load(world: str, arm: str, seed: int, folder: pathlib.Path, overrides: Sequence[str]) -> ConfigDict:
@@ -106,7 +120,11 @@ def _load(world: str, arm: str, seed: int, folder: pathlib.Path, overrides: Sequ
 def _train_policy(config: ConfigDict, arm: str, folder: pathlib.Path, label: str) -> None:
     """Trains unless the folder holds the finished run; goes on with an interrupted one."""
     total = config.sft.steps if arm == BASE else config.algorithm.steps
-    if (folder / "config.json").exists() and _updates_done(folder) >= total:
+    done = _updates_done(folder)
+    if done > total:
+        raise UserError(f"{folder}: holds a run of {done} updates, {total} are asked for; choose another --workdir")
+    if done == total:
+        prepare_workdir(folder, config, resume=True)  # refuses a run of other settings
         print(f"{label}: complete in {folder}")
         return
     begun = time.perf_counter()
@@ -122,21 +140,19 @@ def _updates_done(folder: pathlib.Path) -> int:
     return max((int(path.name) for path in latest.glob("*") if path.name.isdigit()), default=-1)
 
 
-def _report_world(
-    world: str, arms: Sequence[str], comparisons: Sequence[Comparison], workdir: pathlib.Path
-) -> list[dict[str, Any]]:
+def _report_world(arms: Sequence[str], comparisons: Sequence[Comparison], folder: pathlib.Path) -> list[dict[str, Any]]:
     """Writes and prints a world's summaries, gates and contrasts; returns the first seed's summary."""
     summaries = []
     for comparison in comparisons:
-        summary = _summary(world, comparison)
+        summary = _summary(folder.name, comparison)
         write_json(comparison.folder / "summary.json", summary)
         summaries.append(summary)
         print(f"\n{summary_table(summary)}\n")
         _print_diagnostics(comparison)
-    write_json(workdir / world / "summary.json", summaries[0])
+    write_json(folder / "summary.json", summaries[0])
     contrasts = _contrasts(arms, comparisons)
     if contrasts:
-        write_json(workdir / world / "contrasts.json", contrasts)
+        write_json(folder / "contrasts.json", contrasts)
         _print_contrasts(contrasts, len(comparisons))
     return summaries[:1]
 

@@ -2,13 +2,15 @@
 nothing."""
 
 import json
+import shutil
 
 import pytest
-from tiny_runs import SMALL
+from tiny_runs import SMALL, tiny_config
 
 from jaxagent import reproduce
 from jaxagent.episodes import read_episodes
 from jaxagent.errors import UserError
+from jaxagent.evaluation import evaluate
 from jaxagent.evaluation.pass_at import pass_at_k_percent
 from jaxagent.reporting import load_run
 
@@ -87,7 +89,30 @@ def test_repeating_keeps_what_is_complete(comparison, capsys):
     assert capsys.readouterr().out.count("complete in") == 4
 
 
-def test_another_setting_in_the_same_folder_is_refused(comparison):
-    changed = [*OVERRIDES, "optimizer.learning_rate=0.1", "sft.steps=4"]
-    with pytest.raises(UserError, match="learning_rate"):
-        reproduce.run(["lookup_tiny"], ["base"], [0], comparison, overrides=changed)
+@pytest.mark.parametrize("change", ["optimizer.learning_rate=0.1", "eval.panel_samples=6", "sft.steps=1"])
+def test_another_setting_in_the_same_folder_is_refused(comparison, change):
+    with pytest.raises(UserError, match=change.split(".")[-1].split("=")[0] + "|updates"):
+        reproduce.run(["lookup_tiny"], ["base"], [0], comparison, overrides=[*OVERRIDES, change])
+
+
+def test_a_mistake_in_the_last_arm_shows_before_the_first_is_trained(tmp_path):
+    with pytest.raises(UserError, match="budgetmx"):
+        reproduce.run(["lookup_tiny"], ["base", "budgetmx"], [0], tmp_path, overrides=OVERRIDES)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_damaged_result_is_named(comparison, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(comparison, copy)
+    (copy / "lookup_tiny" / "seed_0" / "base" / "eval" / "panel" / "summary.json").write_text("{")
+    settings = [*OVERRIDES]
+    with pytest.raises(UserError, match="damaged"):
+        reproduce.run(["lookup_tiny"], ["base"], [0], copy, overrides=settings)
+
+
+def test_an_evaluation_is_neither_overwritten_nor_made_in_another_world(comparison):
+    run = comparison / "lookup_tiny" / "seed_0" / "base"
+    with pytest.raises(UserError, match="--name"):
+        evaluate.run(tiny_config(), run, run_folder=str(run), name="panel")
+    with pytest.raises(UserError, match="was trained in"):
+        evaluate.run(tiny_config("env.options.retry=True"), run, run_folder=str(run), name="other")

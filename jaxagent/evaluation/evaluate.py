@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 from jaxagent.budgets import percent_of
 from jaxagent.envs import registry
 from jaxagent.episodes import Episode, Task, write_episodes
+from jaxagent.errors import UserError
 from jaxagent.evaluation.line_sensitivity import line_sensitivity
 from jaxagent.evaluation.panels import Panel, make_panel, no_line_specs, panel_specs, write_panel
 from jaxagent.evaluation.summaries import mean_turns_used, policy_summary
@@ -41,13 +42,31 @@ def run(config: ConfigDict, workdir: str | pathlib.Path, *, run_folder: str, nam
 
     Returns what `summary.json` there holds.
     """
+    folder = pathlib.Path(workdir) / "eval" / name
+    if (folder / "summary.json").exists():
+        raise UserError(f"{folder}: already holds an evaluation; choose another --name")
     setup = make_setup(config)
+    _check_same_world(config, pathlib.Path(run_folder))
     engine = setup.make_engine()
     try:
         result = evaluate_run(setup, engine, run_folder)
     finally:
         engine.close()
-    return write_result(setup, result, pathlib.Path(workdir) / "eval" / name)
+    return write_result(setup, result, folder)
+
+
+def _check_same_world(config: ConfigDict, run_folder: pathlib.Path) -> None:
+    """Refuses to evaluate a run in another environment than it was trained in."""
+    try:
+        trained = json.loads((run_folder / "config.json").read_text())["env"]
+        before = {"name": trained["name"], **trained["options"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        return  # a checkpoint without its config: nothing to compare with
+    now = {"name": config.env.name, **json.loads(json.dumps(config.env.options.to_dict()))}
+    if before != now:
+        raise UserError(
+            f"{run_folder}: was trained in {before}, the config says {now}; evaluate it with its own config"
+        )
 
 
 def evaluate_run(setup: Setup, engine: RolloutEngine, run_folder: str | pathlib.Path) -> PanelResult:
@@ -117,7 +136,9 @@ def write_result(setup: Setup, result: PanelResult, folder: pathlib.Path) -> dic
         "line_sensitivity": result.line_sensitivity,
         "cost": result.cost,
     }
-    (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    partial = folder / "summary.json.partial"  # the summary says that the evaluation is complete: it appears whole
+    partial.write_text(json.dumps(summary, indent=1, allow_nan=False) + "\n")
+    partial.replace(folder / "summary.json")
     return summary
 
 

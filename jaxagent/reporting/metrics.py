@@ -110,7 +110,7 @@ def read_metrics(path: str | pathlib.Path) -> list[dict[str, Any]]:
     lines = []
     for number, text_line in enumerate(text.splitlines(keepends=True), start=1):
         try:
-            line = json.loads(text_line)
+            line = json.loads(text_line, parse_constant=_no_constant)
             if not isinstance(line, dict) or not isinstance(line.get("step"), int):
                 raise ValueError("expected an object with a whole number as `step`")
         except ValueError as error:
@@ -119,6 +119,10 @@ def read_metrics(path: str | pathlib.Path) -> list[dict[str, Any]]:
             raise UserError(f"{path}, line {number}: {error}") from None
         lines.append(line)
     return lines
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is not strict JSON")
 
 
 def _plain(value: Any) -> int | float:

@@ -6,7 +6,8 @@ from types import TracebackType
 
 from ml_collections import ConfigDict
 
-from jaxagent.reporting.metrics import MetricsWriter
+from jaxagent.errors import UserError
+from jaxagent.reporting.metrics import METRICS_FILE, MetricsWriter, read_metrics
 from jaxagent.reporting.progress import Progress
 from jaxagent.reporting.run_folder import write_environment
 from jaxagent.reporting.workdir import prepare_workdir
@@ -28,6 +29,7 @@ class RunLog:
         self._workdir = prepare_workdir(workdir, config, resume=resume)
         self._writer = MetricsWriter(self._workdir, tensorboard=config.logging.tensorboard)
         self._label = label
+        self._checkpoint_every = config.checkpoint.every
         self._progress: Progress | None = None
         self._shown: dict[str, float] = {}
 
@@ -43,6 +45,12 @@ class RunLog:
 
     def start(self, *, step: int, total: int, devices: Sequence[str]) -> None:
         """Drops what was logged beyond `step`, writes `environment.json`, and opens the progress line."""
+        logged = max((line["step"] for line in read_metrics(self._workdir / METRICS_FILE)), default=0)
+        if step == 0 and logged >= 2 * self._checkpoint_every:
+            raise UserError(
+                f"{self._workdir}: {logged} updates are logged, but there is no checkpoint to go on from; put it back, "
+                "or choose another --workdir"
+            )
         write_environment(self._workdir, {"devices": list(devices)})
         self._writer.truncate_after(step)
         self._progress = Progress(total, self._label, start=step)

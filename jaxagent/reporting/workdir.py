@@ -56,7 +56,7 @@ def flatten(tree: dict, prefix: str = "") -> dict[str, object]:
 def _check_same_run(saved: pathlib.Path, config: ConfigDict) -> None:
     try:
         before = flatten(json.loads(saved.read_text()))
-    except (OSError, ValueError):
+    except (OSError, ValueError, AttributeError):
         raise UserError(f"{saved}: is missing or damaged; choose another --workdir") from None
     now = flatten(json.loads(json.dumps(config.to_dict())))
     differing = [

@@ -52,6 +52,7 @@ class Setup:
 def make_setup(config: ConfigDict) -> Setup:
     """Checks the config as far as it can be checked before anything is compiled, and builds the shared pieces."""
     _check_rollout(config)
+    _check_schedule(config)
     entry = registry.get(config.env.name)
     entry.make_environment(config.env.options.to_dict()).close()
     tokenizer = load_tokenizer(config.model.tokenizer)
@@ -107,3 +108,36 @@ def _check_rollout(config: ConfigDict) -> None:
         raise UserError(f"seed must lie in 0..2**31-1, got {config.seed}")
     if config.algorithm.replay_budgets and config.budget.announce != "none":
         raise UserError("algorithm.replay_budgets needs budget.announce=none: a policy that was told acts otherwise")
+
+
+def _check_schedule(config: ConfigDict) -> None:
+    """What would otherwise show only at the first checkpoint or look: after updates that would then be lost."""
+    for name, least in (
+        ("checkpoint.every", 1),
+        ("checkpoint.keep", 1),
+        ("eval.every", 0),
+        ("eval.tasks", 1),
+        ("eval.samples", 1),
+        ("eval.panel_tasks", 1),
+        ("eval.k", 1),
+        ("optimizer.micro_rows", 1),
+        ("optimizer.logprob_chunk", 1),
+        ("rollout.ready_slots", 0),
+        ("rollout.max_turns", 1),
+    ):
+        section, field = name.split(".")
+        if config[section][field] < least:
+            raise UserError(f"{name} must be at least {least}, got {config[section][field]}")
+    percents = tuple(config.eval.percents)
+    if not percents or len(set(percents)) != len(percents) or not all(_is_percent(percent) for percent in percents):
+        raise UserError(f"eval.percents must be different whole numbers in 1..100, got {percents}")
+    if config.eval.k > config.eval.panel_samples:
+        raise UserError(
+            f"eval.k={config.eval.k} exceeds eval.panel_samples={config.eval.panel_samples}: no unbiased Pass@K exists"
+        )
+    if not (config.optimizer.learning_rate > 0 and config.sft.learning_rate > 0):
+        raise UserError("optimizer.learning_rate and sft.learning_rate must be positive")
+
+
+def _is_percent(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 100

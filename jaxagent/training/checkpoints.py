@@ -5,8 +5,11 @@ Pass@1). Each holds the training state and a JSON record (model shape, step, sco
 before a tensor is read. The label, the state's counter and the optimizer's counter are one number.
 """
 
+import contextlib
 import dataclasses
 import pathlib
+import shutil
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -16,6 +19,8 @@ from absl import logging
 from jaxagent.errors import UserError
 from jaxagent.models.decoder import DecoderConfig
 from jaxagent.training.state import TrainState
+
+SPARE_BYTES = 1 << 20  # for records and indices beside the arrays of a checkpoint
 
 
 def _write_whole_shards() -> None:
@@ -34,9 +39,11 @@ _write_whole_shards()
 class Checkpoints:
     """The checkpoints of one run folder: saved in the background, restored onto any mesh."""
 
-    def __init__(self, workdir: str | pathlib.Path, model: DecoderConfig, *, keep: int = 2) -> None:
+    def __init__(self, workdir: str | pathlib.Path, model: DecoderConfig, *, kind: str, keep: int = 2) -> None:
+        """`kind` ("sft" or "train") is recorded: one cannot go on from the other's optimizer."""
         folder = _folder(workdir)
         self._model = model
+        self._kind = kind
         self._latest = _manager(folder / "latest", keep)
         self._best = _manager(folder / "best", 1)
 
@@ -58,8 +65,15 @@ class Checkpoints:
         if step is None:
             raise UserError(f"{self._latest.directory}: there is no checkpoint to resume from")
         record = _read_record(self._latest, step)
-        _check_model(self._latest.directory / str(step), record, self._model)
-        restored = self._latest.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract)))
+        where = self._latest.directory / str(step)
+        if record.get("kind") != self._kind:
+            raise UserError(
+                f"{where}: is a checkpoint of `{record.get('kind')}`, `{self._kind}` cannot go on from it; choose "
+                "another --workdir (model.init_from takes its weights)"
+            )
+        _check_model(where, record, self._model)
+        with _reading(where):
+            restored = self._latest.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract)))
         return restored["state"], record
 
     def drop_best_after(self, step: int) -> None:
@@ -71,17 +85,19 @@ class Checkpoints:
     def close(self) -> None:
         """Waits until everything is on disk."""
         for manager in (self._latest, self._best):
-            manager.wait_until_finished()
+            with _writing(manager):
+                manager.wait_until_finished()
             manager.close()
 
     def _save(self, manager: ocp.CheckpointManager, state: TrainState, record: dict[str, Any]) -> None:
         step = int(state.step)
         if step in manager.all_steps():
             return
-        record = record | {"step": step, "model": dataclasses.asdict(self._model)}
-        manager.save(
-            step, args=ocp.args.Composite(state=ocp.args.StandardSave(state), record=ocp.args.JsonSave(record))
-        )
+        record = record | {"kind": self._kind, "step": step, "model": dataclasses.asdict(self._model)}
+        arguments = ocp.args.Composite(state=ocp.args.StandardSave(state), record=ocp.args.JsonSave(record))
+        _check_space(pathlib.Path(str(manager.directory)), state)
+        with _writing(manager):
+            manager.save(step, args=arguments)
 
 
 def load_params(run: str | pathlib.Path, model: DecoderConfig, shardings: dict) -> tuple[dict, dict[str, Any]]:
@@ -105,7 +121,8 @@ def load_params(run: str | pathlib.Path, model: DecoderConfig, shardings: dict) 
             continue
         record = _read_record(manager, step)
         _check_model(folder / str(step), record, model)
-        params = _restore_params(folder / str(step) / "state", shardings)
+        with _reading(folder / str(step)):
+            params = _restore_params(folder / str(step) / "state", shardings)
         manager.close()
         return params, record
     raise UserError(f"{run}: the run holds no checkpoint")
@@ -133,10 +150,49 @@ def _manager(folder: pathlib.Path, keep: int | None, *, read_only: bool = False)
 
 
 def _read_record(manager: ocp.CheckpointManager, step: int) -> dict[str, Any]:
+    where = pathlib.Path(str(manager.directory)) / str(step)
+    with _reading(where):
+        record = manager.restore(step, args=ocp.args.Composite(record=ocp.args.JsonRestore()))["record"]
+    if not isinstance(record, dict):
+        raise UserError(f"{where}: not a checkpoint of jaxagent: its record is no object")
+    return record
+
+
+def _check_space(folder: pathlib.Path, state: TrainState) -> None:
+    """Refuses to begin a checkpoint that the disk has no room for: Orbax's threads would fail one after the other."""
+    needed = SPARE_BYTES + sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise UserError(
+            f"{folder}: no room for a checkpoint: {needed / 1e6:.1f} MB needed, {free / 1e6:.1f} MB free; free "
+            "space, then go on with --resume"
+        )
+
+
+@contextlib.contextmanager
+def _reading(where: pathlib.Path) -> Iterator[None]:
+    """Orbax and TensorStore answer a damaged checkpoint with exceptions of many types; the user needs one line."""
     try:
-        return manager.restore(step, args=ocp.args.Composite(record=ocp.args.JsonRestore()))["record"]
-    except (KeyError, ValueError, FileNotFoundError) as error:
-        raise UserError(f"{manager.directory}/{step}: not a checkpoint of jaxagent: {error}") from None
+        yield
+    except Exception as error:
+        raise UserError(
+            f"{where}: the checkpoint cannot be read ({_first_line(error)}); delete this folder to use an older one"
+        ) from error
+
+
+@contextlib.contextmanager
+def _writing(manager: ocp.CheckpointManager) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise UserError(
+            f"{manager.directory}: the checkpoint cannot be written ({_first_line(error)}); free space or mend the "
+            "folder, then go on with --resume"
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0][:200]
 
 
 def _check_model(where: pathlib.Path, record: dict[str, Any], model: DecoderConfig) -> None:

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import pathlib
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -70,7 +71,7 @@ def run(config: ConfigDict, workdir: str | pathlib.Path, *, resume: bool, log: R
     check_algorithm(config)
     workdir = pathlib.Path(workdir)
     optimizer = states.make_optimizer(states.optimizer_settings(config.optimizer))
-    saved = ckpt.Checkpoints(workdir, setup.model, keep=config.checkpoint.keep)
+    saved = ckpt.Checkpoints(workdir, setup.model, kind="train", keep=config.checkpoint.keep)
     state, record = initial_state(setup, optimizer, saved, resume=resume)
     engine = setup.make_engine()
     compiles = CompileCounter()
@@ -83,8 +84,13 @@ def run(config: ConfigDict, workdir: str | pathlib.Path, *, resume: bool, log: R
         saved.close()
         compiles.close()
     if interrupts.received is not None:
-        print(f"interrupted: everything is saved in {workdir}; go on with --resume", flush=True)
+        print(interrupted_message(workdir), flush=True)
         raise SystemExit(interrupts.exit_status)
+
+
+def interrupted_message(workdir: str | pathlib.Path) -> str:
+    """What an interrupted run says last."""
+    return f"interrupted: everything is saved in {workdir}; the same command goes on (train and sft with --resume)"
 
 
 def device_names(setup: Setup) -> list[str]:
@@ -102,6 +108,13 @@ def check_algorithm(config: ConfigDict) -> None:
     for name in ("steps", "groups", "group_size", "epochs"):
         if algorithm[name] < 1:
             raise UserError(f"algorithm.{name} must be at least 1, got {algorithm[name]}")
+    if not (0 < algorithm.clip_low < 1 and algorithm.clip_high > 0):
+        raise UserError(
+            f"algorithm.clip_low must lie in (0, 1) and clip_high be positive, got {algorithm.clip_low} and "
+            f"{algorithm.clip_high}"
+        )
+    if algorithm.entropy_coefficient < 0:
+        raise UserError(f"algorithm.entropy_coefficient must not be negative, got {algorithm.entropy_coefficient}")
     if algorithm.group_size == 1:
         raise UserError("algorithm.group_size=1 gives every episode advantage 0: use at least 2")
     parse_trajectories(config.logging.trajectories)
@@ -177,7 +190,7 @@ def _compiled(config: steps.StepConfig, optimizer: object, normalize_std: bool) 
     rows, everywhere = rules.batch_sharding(config.mesh), rules.replicated(config.mesh)
     train_step = jax.jit(
         functools.partial(steps.train_step, config, optimizer),
-        in_shardings=(shardings, rows),
+        in_shardings=(shardings, rows, everywhere),
         out_shardings=(shardings, everywhere),
         donate_argnums=0,
     )
@@ -224,8 +237,8 @@ def apply_update(
     """All epochs over one batch; `state` is donated. Behaviour and old log-probs stay fixed throughout."""
     old = update.score_step(state.params, packed) if config.algorithm.old_logprobs == "recomputed" else None
     batch = update.prepare(arrays, packed, old)
-    for _ in range(config.algorithm.epochs):
-        state, metrics = update.train_step(state, batch)
+    for epoch in range(config.algorithm.epochs):
+        state, metrics = update.train_step(state, batch, np.bool_(epoch == config.algorithm.epochs - 1))
     return state, {name: float(value) for name, value in jax.device_get(metrics).items()}
 
 
@@ -286,6 +299,8 @@ class Trainer:
         state, metrics = apply_update(self._config, self._update, state, arrays, packed)
         updated = time.perf_counter()
         metrics |= episode_metrics(finished, np.asarray(arrays.rewards), np.asarray(arrays.group_ids))
+        if metrics.get("groups/singletons", 0) and metrics["groups/singletons"] == metrics["groups/count"]:
+            warnings.warn("every group holds one episode: all advantages are 0, nothing is learned", stacklevel=2)
         metrics |= self._engine.take_stats().metrics()
         self._write_trajectories(number, finished)
         if self._held_out and int(state.step) % self._config.eval.every == 0:
@@ -332,7 +347,7 @@ class Trainer:
         """Pass@1 on held-out tasks at each told budget; keeps the checkpoint with the best mean."""
         look = self._config.eval
         self._set_weights(state)
-        tasks = [self._held_out.task(index) for index in range(look.tasks)]
+        tasks = [self._held_out.task(index) for index in range(min(look.tasks, len(self._held_out)))]
         metrics = {}
         for percent in look.percents:
             specs = told_specs(
@@ -359,16 +374,17 @@ class Trainer:
             episodes.write_episodes(path, finished[:count])
 
     def _cost(self, metrics: dict[str, float], packed: batches.TokenBatch, seconds: float) -> dict[str, float]:
-        trained = int(np.sum(packed.segment_ids != 0)) * self._config.algorithm.epochs
+        tokens = int(np.sum(packed.segment_ids != 0))
+        trained = tokens * self._config.algorithm.epochs
         segments = int(np.max(packed.segment_ids, axis=1).sum())
-        flops = trained * train_flops_per_token(self._setup.model, trained / max(segments, 1))
+        flops = trained * train_flops_per_token(self._setup.model, tokens / max(segments, 1))
         devices = self._setup.mesh.size
         return {
             "time/step": seconds,
             "cost/compilations": float(self._compiles.count),
             "cost/peak_memory_gb": peak_memory_bytes() / 1e9,
             "cost/train_tokens_per_second": trained / max(metrics["time/update"], 1e-9),
-            "cost/row_fill": trained / self._config.algorithm.epochs / packed.tokens.size,
+            "cost/row_fill": tokens / packed.tokens.size,
             "cost/train_flops_share_of_peak": flops
             / max(metrics["time/update"], 1e-9)
             / (matmul_peak_flops() * devices),

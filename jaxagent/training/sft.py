@@ -27,7 +27,7 @@ from jaxagent.training import checkpoints as ckpt
 from jaxagent.training import state as states
 from jaxagent.training import step as steps
 from jaxagent.training.interrupts import Interrupts
-from jaxagent.training.loop import RunLog, device_names, initial_state, make_step_config
+from jaxagent.training.loop import RunLog, device_names, initial_state, interrupted_message, make_step_config
 
 DEMONSTRATION_STREAM = 0xDE70
 
@@ -43,7 +43,7 @@ def run(config: ConfigDict, workdir: str | pathlib.Path, *, resume: bool, log: R
     _check(config, setup)
     settings = states.optimizer_settings(config.optimizer, learning_rate=config.sft.learning_rate)
     optimizer = states.make_optimizer(settings)
-    saved = ckpt.Checkpoints(workdir, setup.model, keep=config.checkpoint.keep)
+    saved = ckpt.Checkpoints(workdir, setup.model, kind="sft", keep=config.checkpoint.keep)
     state, _ = initial_state(setup, optimizer, saved, resume=resume)
     try:
         with Interrupts() as interrupts:
@@ -51,7 +51,7 @@ def run(config: ConfigDict, workdir: str | pathlib.Path, *, resume: bool, log: R
     finally:
         saved.close()
     if interrupts.received is not None:
-        print(f"interrupted: everything is saved in {workdir}; go on with --resume", flush=True)
+        print(interrupted_message(workdir), flush=True)
         raise SystemExit(interrupts.exit_status)
 
 

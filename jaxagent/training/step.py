@@ -39,7 +39,11 @@ class StepConfig:
 
 
 def train_step(
-    config: StepConfig, optimizer: optax.GradientTransformation, state: TrainState, batch: TokenBatch
+    config: StepConfig,
+    optimizer: optax.GradientTransformation,
+    state: TrainState,
+    batch: TokenBatch,
+    is_last_epoch: jax.Array,
 ) -> tuple[TrainState, Metrics]:
     """One policy-gradient update: clipped surrogate (PPO, arXiv 1707.06347; clip-higher, DAPO arXiv 2503.14476),
     token mean.
@@ -49,6 +53,7 @@ def train_step(
       optimizer: an optax transformation.
       state: may be donated.
       batch: [B, S] rows with advantages and old log-probs filled in; B a multiple of `config.micro_rows`.
+      is_last_epoch: [] bool; the state's counter counts batches, not passes over them.
 
     Returns:
       the new state and metrics averaged over all trained tokens.
@@ -62,7 +67,7 @@ def train_step(
 
     grads, metrics = _accumulate(config, loss_fn, state.params, (batch, mask, weights), mask)
     metrics["train/tokens"] = jnp.sum(mask).astype(jnp.float32)
-    return _apply(optimizer, state, grads, metrics)
+    return _apply(optimizer, state, grads, metrics, is_last_epoch)
 
 
 def sft_step(
@@ -93,7 +98,7 @@ def sft_step(
         return loss, {"sft/loss": loss, "sft/policy_nll": mean(-logprob), "sft/policy_entropy": mean(entropy)}
 
     grads, metrics = _accumulate(config, loss_fn, state.params, (batch, mask, weights), mask)
-    return _apply(optimizer, state, grads, metrics)
+    return _apply(optimizer, state, grads, metrics, True)
 
 
 def score_step(config: StepConfig, params: dict, batch: TokenBatch) -> jax.Array:
@@ -205,7 +210,7 @@ def _accumulate(
 
 
 def _apply(
-    optimizer: optax.GradientTransformation, state: TrainState, grads: dict, metrics: Metrics
+    optimizer: optax.GradientTransformation, state: TrainState, grads: dict, metrics: Metrics, counts: jax.Array | bool
 ) -> tuple[TrainState, Metrics]:
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
@@ -213,4 +218,4 @@ def _apply(
         "train/grad_norm": optax.tree.norm(grads),
         "train/update_norm": optax.tree.norm(updates),
     }
-    return TrainState(params=params, opt_state=opt_state, step=state.step + 1), metrics
+    return TrainState(params=params, opt_state=opt_state, step=state.step + jnp.int32(counts)), metrics

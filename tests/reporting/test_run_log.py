@@ -70,3 +70,18 @@ def test_a_damaged_config_is_named(tmp_path, config):
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(UserError, match="damaged"):
         RunLog(tmp_path, config, resume=True, label="train")
+
+
+def test_lost_checkpoints_do_not_cost_the_log(tmp_path, config):
+    often = apply_overrides(config, ["checkpoint.every=1"])
+    log_steps(tmp_path, often, (1, 2, 3), resume=False, start=0)
+    with pytest.raises(UserError, match="no checkpoint"):
+        log_steps(tmp_path, often, (1,), resume=True, start=0)
+    assert len(load_run(tmp_path).metrics) == 3
+
+
+def test_a_log_that_is_not_strict_json_is_named(tmp_path, config):
+    log_steps(tmp_path, config, (1,), resume=False, start=0)
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "x": NaN}\n')
+    with pytest.raises(UserError, match="line 1"):
+        log_steps(tmp_path, config, (2,), resume=True, start=1)

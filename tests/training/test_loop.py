@@ -1,5 +1,7 @@
 """A whole tiny run in this process: what it logs and writes, no compilation after warm-up, workers change nothing."""
 
+import shutil
+
 import jax
 import numpy as np
 import pytest
@@ -113,6 +115,40 @@ def test_cloning_lowers_the_loss_and_gives_a_base(tmp_path):
     assert 0 < shift < 0.01, "an arm starts from the base"
 
 
+def test_two_epochs_count_as_one_update_and_keep_the_old_log_probs(tmp_path):
+    """F11 in the loop itself: in the last epoch the ratio against the fixed old log-probs has moved."""
+    _, log = train(
+        tmp_path / "epochs",
+        "algorithm.epochs=2",
+        "algorithm.entropy_coefficient=0.5",
+        "optimizer.learning_rate=0.05",
+        "algorithm.steps=2",
+        "eval.every=2",
+    )
+    assert list(log.lines) == [1, 2] and "eval/pass_at_1" in log.lines[2]
+    assert all(abs(line["train/ratio"] - 1) > 1e-4 for line in log.lines.values())
+
+
+def test_training_does_not_go_on_from_cloning(tmp_path):
+    config = tiny_config("sft.steps=1", "sft.demonstrations=8")
+    sft.run(config, tmp_path / "run", resume=False, log=SilentLog())
+    with pytest.raises(UserError, match="init_from"):
+        train(tmp_path / "run", "sft.steps=1", "sft.demonstrations=8", resume=True)
+
+
+def test_a_damaged_checkpoint_is_one_clear_line(finished, tmp_path):
+    config, _, workdir = finished
+    copy = tmp_path / "copy"
+    shutil.copytree(workdir, copy)
+    for path in (copy / "checkpoints").rglob("*"):
+        if path.is_file() and "state" in path.parts:
+            path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(UserError, match="cannot be read"):
+        params_of(config, copy)
+    with pytest.raises(UserError, match="cannot be read"):
+        train(copy, "logging.trajectories=sample:5", "algorithm.steps=5", resume=True)
+
+
 @pytest.mark.parametrize(
     ("override", "named"),
     [
@@ -137,6 +173,16 @@ def test_cloning_lowers_the_loss_and_gives_a_base(tmp_path):
         ("env.options.colour=red", "colour"),
         ("mesh.data=3", "mesh.data"),
         ("seed=-1", "seed"),
+        ("checkpoint.every=0", "checkpoint.every"),
+        ("checkpoint.keep=0", "checkpoint.keep"),
+        ("optimizer.micro_rows=0", "micro_rows"),
+        ("optimizer.learning_rate=-1.0", "learning_rate"),
+        ("algorithm.clip_low=2.0", "clip_low"),
+        ("eval.percents=(0,)", "eval.percents"),
+        ("eval.percents=()", "eval.percents"),
+        ("eval.samples=0", "eval.samples"),
+        ("eval.k=99", "eval.k"),
+        ("rollout.ready_slots=-1", "ready_slots"),
     ],
 )
 def test_what_cannot_be_honoured_is_named(tmp_path, override, named):

@@ -56,7 +56,7 @@ def gradient_and_metrics(setup, episodes, *, replay=None, edit=lambda batch: bat
     before = jax.device_get(state.params)
     arrays, packed = loop.make_batch(setup.config, update, episodes, replay=replay)
     batch = edit(jax.device_get(update.prepare(arrays, packed, None)))
-    state, metrics = update.train_step(state, batch)
+    state, metrics = update.train_step(state, batch, np.True_)
     return jax.tree.map(lambda a, b: a - b, before, jax.device_get(state.params)), jax.device_get(metrics), batch
 
 
@@ -226,8 +226,8 @@ def test_second_epoch_clips(setup):
     fresh = update.score_step(state.params, packed)
     batch = update.prepare(arrays, dataclasses.replace(packed, behaviour_logprobs=np.asarray(fresh)), None)
     behaviour = np.asarray(batch.behaviour_logprobs).copy()
-    state, first = update.train_step(state, batch)
-    state, second = update.train_step(state, batch)
+    state, first = update.train_step(state, batch, np.True_)
+    state, second = update.train_step(state, batch, np.True_)
     np.testing.assert_allclose(first["train/ratio"], 1.0, atol=1e-6)
     assert first["train/clip_share"] == 0
     assert abs(second["train/ratio"] - 1) > 1e-3 and second["train/clip_share"] > 0
