@@ -148,7 +148,7 @@ def analyse(
         return result
     other, step = load_policy(setup, settings.reference_run)
     specs = full_budget_specs(tasks, samples=settings.analysis_samples, told=mode == "told", like=episodes)
-    reference = _arm(setup, other, _roll(setup, [other], specs, lambda pool: script({})), tasks)
+    reference = _arm(setup, other, roll_out(setup, [other], specs, lambda pool: script({})), tasks)
     states = freeze_states(reference.episodes, reference.steps, count=settings.analysis_states)
     result |= {
         "reference_run": str(settings.reference_run),
@@ -171,7 +171,7 @@ def no_line_episodes(setup: Setup, policy: ModelPolicy, tasks: Sequence[Task], r
     """The policy on the panel without a budget line, `eval.panel_samples` full-length episodes a task."""
     settings = setup.config.eval
     specs = no_line_specs(tasks, samples=settings.panel_samples, run_seed=run_seed, k=settings.k)
-    return _roll(setup, [policy], specs, lambda pool: script({}), keep_void=True)
+    return roll_out(setup, [policy], specs, lambda pool: script({}), keep_void=True)
 
 
 def full_budget_specs(tasks: Sequence[Task], *, samples: int, told: bool, like: Sequence[Episode]) -> list[EpisodeSpec]:
@@ -240,7 +240,7 @@ def inject_errors(
 ) -> list[Episode]:
     """Hands each injection's transcript to a policy and lets it finish; `inject=False` forces the prefix alone."""
     specs = [injection.spec for injection in injections]
-    return _roll(setup, [policy], specs, lambda pool: injection_script(injections, setup.chat, inject=inject))
+    return roll_out(setup, [policy], specs, lambda pool: injection_script(injections, setup.chat, inject=inject))
 
 
 def hybrid_summary(setup: Setup, policy: Arm, reference: Arm, specs: Sequence[EpisodeSpec]) -> dict[str, Any]:
@@ -254,7 +254,7 @@ def hybrid_summary(setup: Setup, policy: Arm, reference: Arm, specs: Sequence[Ep
     alone = {"policy": policy.episodes, "reference": reference.episodes}
     summary = {}
     for name, pair in pairs.items():
-        episodes = alone[name] if pair is None else _roll(setup, [a.policy for a in pair], specs, hand_over_at_error)
+        episodes = alone[name] if pair is None else roll_out(setup, [a.policy for a in pair], specs, hand_over_at_error)
         ids = [episode.task_id for episode in episodes]
         shares = average(ids, [[float(episode.success)] for episode in episodes])
         summary[name] = _interval(task_bootstrap(shares.values))
@@ -286,7 +286,7 @@ def _environment(setup: Setup):
     return setup.entry.make_environment(setup.config.env.options.to_dict())
 
 
-def _roll(
+def roll_out(
     setup: Setup,
     policies: Sequence[ModelPolicy],
     specs: Sequence[EpisodeSpec],

@@ -182,9 +182,8 @@ def _token_comparison(
     first: ModelPolicy, second: ModelPolicy, tokens: np.ndarray, segments: np.ndarray, *, chunk: int
 ) -> tuple[jax.Array, ...]:
     models = (first.model, second.model)
-    return _compare_tokens(
-        models, (first.temperature, second.temperature), chunk, (first.params, second.params), tokens, segments
-    )
+    temperatures = np.array([first.temperature, second.temperature], np.float32)
+    return _compare_tokens(models, chunk, temperatures, (first.params, second.params), tokens, segments)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
@@ -196,11 +195,11 @@ def _log_probs(
     return token_logprobs(model, params, hidden, tokens, temperature=temperature, chunk=chunk)[0]
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+@functools.partial(jax.jit, static_argnums=(0, 1))
 def _compare_tokens(
     models: tuple[decoder.DecoderConfig, decoder.DecoderConfig],
-    temperatures: tuple[float, float],
     chunk: int,
+    temperatures: jax.Array,
     params: tuple[dict, dict],
     tokens: jax.Array,
     segments: jax.Array,
