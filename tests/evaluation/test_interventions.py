@@ -31,7 +31,7 @@ from jaxagent.rollout.setup import sampler_params_fn
 from jaxagent.rollout.specs import told_specs
 
 sys.path.append(str(pathlib.Path(__file__).parents[1] / "rollout"))
-from fake_sampler import FakeSampler  # noqa: E402
+from fake_sampler import FakeSampler
 
 STOP = 1
 WORDS = {"go": 10, "back": 11, "leap": 12, "noop": 13, "step": 14, "firm": 15}
