@@ -4,9 +4,9 @@
 
 Success probabilities of M tasks come from a Beta distribution (or are equal), 16 episodes a task are drawn, Pass@K is
 estimated per task and its mean gets the interval of `task_bootstrap`. One row a cell: the coverage of what the code
-answers, how often it answers with the conservative bound, the coverage within each kind of answer, and the coverage that
-the bootstrap alone would have had. The coverage within a kind is conditional on a choice that the same data made: in a
-cell where one kind is rare, it speaks of unusual samples. What is promised is the coverage of the answer as it is given.
+answers, how often it answers with the conservative bound, and the coverage within each kind of answer. The coverage
+within a kind is conditional on a choice that the same data made: in a cell where one kind is rare, it speaks of unusual
+samples. What is promised is the coverage of the answer as it is given.
 """
 
 import argparse
@@ -59,7 +59,7 @@ class Coverage:
         return MIXED < self.weak < 1 - MIXED
 
     def holds(self, slack: float = 0.0) -> bool:
-        """At least 92 per cent where the bootstrap answers, 95 where the bound takes part; at most 98 for the bootstrap."""
+        """At least 92 per cent where the bootstrap answers, 95 where the bound takes part; the former at most 98."""
         low = 0.95 if self.weak > MIXED else 0.92
         return self.answered >= low - slack and (self.weak > MIXED or self.answered <= 0.98 + slack)
 

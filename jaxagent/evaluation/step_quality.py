@@ -321,12 +321,15 @@ def context_ids(episode: Episode, turn: int) -> tuple[int, ...] | None:
 def recovery(steps: Sequence[Sequence[Step]], horizon: int) -> Recovery:
     """Recovery from the errors of many episodes, pooled; `Recovery` defines it.
 
-    An error that ends the episode is never recovered from. So is one after which the episode ended early in another
-    way that is the policy's own doing (it gave up, or ran out of context): only the budget censors.
+    An error that ends the episode is never recovered from; neither is one after which it ended early in another way of
+    the policy's own doing (it gave up, or ran out of context). For the Kaplan-Meier estimate such an error stays at
+    risk for the turns that the budget would have left: the budget alone censors, and its cut-off is known, so fatal
+    errors must not be watched for longer than others.
     """
     if horizon < 1:
         raise UserError(f"a recovery horizon must be at least one turn, got {horizon}")
-    times, censored = [], []  # turns until recovery; turns watched without it
+    times: list[int] = []  # turns until recovery
+    censored: list[int] = []  # turns that were left where there was none
     fatal = eligible = recovered = 0
     for judged in steps:
         for place, step in enumerate(judged):
@@ -337,11 +340,10 @@ def recovery(steps: Sequence[Sequence[Step]], horizon: int) -> Recovery:
                 eligible += 1
                 recovered += time is not None and time <= horizon
             fatal += step.distance_after == math.inf
-            if time is not None:
-                times.append(float(time))
+            if time is None:
+                censored.append(left)
             else:
-                ran_out = judged[-1].turns_left == 1 and judged[-1].distance_after != math.inf
-                censored.append(float(left) if ran_out else math.inf)
+                times.append(time)
     return Recovery(
         horizon=horizon,
         errors=len(times) + len(censored),
@@ -414,13 +416,12 @@ def _recovery_time(judged: Sequence[Step], place: int) -> int | None:
     return None
 
 
-def _kaplan_meier(times: list[float], censored: list[float], horizon: int) -> float | None:
+def _kaplan_meier(times: list[int], censored: list[int], horizon: int) -> float | None:
     """1 - S(horizon) of the Kaplan-Meier estimate; what was watched for no turn at all says nothing."""
     watched = [left for left in censored if left > 0]
     if not times:
         return 0.0 if watched else None
-    beyond = [min(left, max(times) + horizon + 1) for left in watched]  # infinity is not a number of turns
-    curve = stats.ecdf(stats.CensoredData(uncensored=times, right=beyond))
+    curve = stats.ecdf(stats.CensoredData(uncensored=times, right=watched))
     return float(curve.cdf.evaluate(horizon))
 
 

@@ -23,6 +23,7 @@ def episode_of(number, record):
     history, full = record["turn_history"], record["summary"]["turns_max"]
     wins = [turn for turn, reward in enumerate(history["rewards"], start=1) if reward == 1]
     length = wins[0] if wins else len(history["rewards"])
+    worked = [*history["valid_action"], False]  # the last action of some records was blocked and has no verdict
     turns = [
         Turn(
             index=index + 1,
@@ -33,7 +34,7 @@ def episode_of(number, record):
             text=str(history["actions"][index]),
             action=str(history["actions"][index]),
             valid=True,  # a query that fails is a valid action that was answered with an error
-            error=None if history["valid_action"][index] else "query",
+            error=None if worked[index] else "query",
             reward=float(history["rewards"][index]) if index + 1 != length or not wins else 0.0,
             anchor=None,
             remaining=full - index,
@@ -83,8 +84,12 @@ def test_hazard_and_recovery_without_an_oracle(records, episodes):
     hazard = success_hazard(episodes)
     assert hazard.survivors[0] == len(records) and hazard.successes.sum() == sum(e.success for e in episodes)
     steps = [judge_by_rewards(episode) for episode in episodes]
-    failed = sum(sum(not ok for ok in r["turn_history"]["valid_action"]) for r in records.values())
-    assert 0 < sum(map(sum, map(errors, steps))) <= failed
+    failed = blocked = 0
+    for record in records.values():
+        history = record["turn_history"]
+        failed += history["valid_action"].count(False)
+        blocked += len(history["actions"]) - len(history["valid_action"])
+    assert sum(map(sum, map(errors, steps))) == failed + blocked > 0
     assert 0 < recovery(steps, 3).rate < 1
     split = split_success(episodes, steps)
     assert split.clean.mean() + split.recovered.mean() == pytest.approx(sum(e.success for e in episodes) / len(records))

@@ -7,8 +7,8 @@ import pytest
 from three_states import ThreeStates, make_task
 
 from jaxagent.envs.base import InfrastructureError
-from jaxagent.errors import UserError
 from jaxagent.episodes import EpisodeSpec
+from jaxagent.errors import UserError
 from jaxagent.evaluation.interventions import WatchingPool
 from jaxagent.evaluation.pass_at import pass_at_k_t, success_hazard
 from jaxagent.rollout.engine import EngineConfig, RolloutEngine
