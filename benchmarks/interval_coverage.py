@@ -17,7 +17,7 @@ import math
 import numpy as np
 from scipy.special import betaln
 
-from jaxagent.evaluation.intervals import BOOTSTRAP, MIN_EFFECTIVE_TASKS, task_bootstrap
+from jaxagent.evaluation.intervals import BOOTSTRAP, task_bootstrap
 from jaxagent.evaluation.pass_at import pass_at_k
 
 MEANS = (0.02, 0.1, 0.5, 0.9)
@@ -25,7 +25,7 @@ CONCENTRATIONS = (1, 10, None)  # None: all tasks are equal
 NUM_TASKS = (50, 200)
 KS = (1, 8)
 SAMPLES = 16
-CEILING = 0.95  # a true Pass@K nearer to 0 or 1 than 1 - CEILING is at its end
+CEILING = 0.95  # a true Pass@K above it is at its ceiling
 ENOUGH_TASKS = 20  # expected away from 0 and 1, for the bootstrap to be held to its level
 MIXED = 0.02  # a kind of answer rarer than this does not make a cell mixed
 
@@ -51,7 +51,7 @@ class Coverage:
     @property
     def is_informative(self) -> bool:
         """Whether the bootstrap is held to 92..98 per cent here."""
-        return self.away >= ENOUGH_TASKS and 1 - CEILING < self.truth < CEILING
+        return self.away >= ENOUGH_TASKS and self.truth < CEILING
 
     @property
     def is_mixed(self) -> bool:
@@ -117,7 +117,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=2000)
     parser.add_argument("--resamples", type=int, default=1000)
     options = parser.parse_args()
-    print(f"bootstrap below {MIN_EFFECTIVE_TASKS} effective tasks gives way to the bound; {options.repeats} repeats")
+    print(f"{options.repeats} repeats a cell, {SAMPLES} episodes a task, nominal level 95 %")
     print(f"{'mean':>5} {'conc':>5} {'M':>4} {'K':>2} {'Pass@K':>7} {'away':>6} {'bound used':>10}", end=" ")
     print(f"{'coverage':>8} {'kept':>6} {'bound':>6}  verdict")
     slack = 3 * math.sqrt(0.95 * 0.05 / options.repeats)
@@ -134,9 +134,9 @@ def main() -> None:
             f"{found.weak:>10.1%} {found.answered:>8.1%} {found.kept:>6.1%} {found.bound:>6.1%}  {verdict}",
             flush=True,
         )
-    wide = [found for found in results if found.is_informative and found.answered > 0.98 + slack]
+    wide = [found for found in results if found.is_informative and found.answered > 0.98]
     print(f"{sum(found.holds(slack) for found in results)} of {len(results)} cells hold")
-    print(f"{len(wide)} cells with {ENOUGH_TASKS} informative tasks are covered by more than 98 %: too cautious there")
+    print(f"{len(wide)} cells below their ceiling with {ENOUGH_TASKS} tasks away from 0 and 1 are covered by over 98 %")
 
 
 if __name__ == "__main__":
