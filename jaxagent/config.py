@@ -1,7 +1,7 @@
 """The configuration of a run: one nested `ml_collections.ConfigDict`, every field with its meaning.
 
-An experiment in `configs/` starts from `default_config()` and overrides what it needs; the command line overrides single
-fields (`--config.optimizer.learning_rate=1e-4`). A field that does not exist raises: the dictionary is locked.
+An experiment in `configs/` starts from `default_config()` and overrides what it needs; the command line overrides
+single fields (`--config.optimizer.learning_rate=1e-4`). A field that does not exist raises: the dictionary is locked.
 """
 
 from ml_collections import ConfigDict
@@ -87,7 +87,7 @@ def _sft() -> ConfigDict:
     sft.steps = 200
     sft.demonstrations = 64  # fresh scripted demonstrations a step
     sft.learning_rate = 2e-3
-    sft.observation_weight = 1.0  # weight of the observations' mean loss beside the replies' mean loss; 0: replies alone
+    sft.observation_weight = 1.0  # weight of the observations' mean loss beside that of the replies; 0: replies alone
     sft.line_share = 0.5  # share of demonstrations with a budget line, its total drawn from the grid and cut there
     return sft
 
@@ -176,8 +176,8 @@ ARMS = {
 def apply_variant(config: ConfigDict, variant: str, runlocal: dict[str, object]) -> ConfigDict:
     """Applies what stands behind the colon of `--config=NAME:VARIANT`: an arm, `runlocal`, or both with a comma.
 
-    Arms differ in the budget section alone: `grpo_full` trains at the full budget with the line, `budgetmix` at a drawn one,
-    `_noline` hides the line; `base` is the cloned policy that all of them start from.
+    Arms differ in the budget section alone: `grpo_full` trains at the full budget with the line, `budgetmix` at a
+    drawn one, `_noline` hides the line; `base` is the cloned policy that all of them start from.
 
     Args:
       config: changed in place and returned.

@@ -30,7 +30,8 @@ class Setup:
     entry: registry.EnvironmentEntry
 
     def tasks(self, split: Split, size: int) -> TaskSource:
-        """The tasks of one split; splits are disjoint by content hash. Training tasks alone depend on the run's seed."""
+        """The tasks of one split; splits are disjoint by content hash. Training tasks alone depend on the run's
+        seed."""
         seed = self.config.seed if split == "train" else self.config.eval.panel_seed
         return self.entry.make_tasks(self.config.env.options.to_dict(), split, size, seed)
 
@@ -38,9 +39,7 @@ class Setup:
         """A rollout engine without weights yet: `set_engine_params` gives them."""
         rollout, env = self.config.rollout, self.config.env
         sampler = make_sampler(self)
-        pool = EnvironmentPool(
-            env.name, env.options.to_dict(), num_workers=env.workers, step_timeout=env.step_timeout
-        )
+        pool = EnvironmentPool(env.name, env.options.to_dict(), num_workers=env.workers, step_timeout=env.step_timeout)
         settings = EngineConfig(
             announce=self.config.budget.announce,
             wording=self.config.budget.wording,

@@ -34,9 +34,7 @@ def group_specs(
     return specs
 
 
-def draw_budget(
-    config: ConfigDict, task: Task, *, step: int, sampler: budgets.BudgetSampler
-) -> tuple[int, bool]:
+def draw_budget(config: ConfigDict, task: Task, *, step: int, sampler: budgets.BudgetSampler) -> tuple[int, bool]:
     """The budget of one group and whether it is told."""
     key = {"seed": config.seed, "step": step, "task_id": task.id}
     told = config.budget.announce != "none" and budgets.is_announced(config.budget.announce_probability, **key)

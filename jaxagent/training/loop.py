@@ -1,6 +1,7 @@
 """The training loop: rollouts, arrays, one jitted update, the log; checkpoints and looks at held-out tasks in between.
 
-    specs -> engine -> episodes -> arrays + packed tokens -> advantages -> train_step -> metrics, checkpoint, held-out look
+    specs -> engine -> episodes -> arrays + packed tokens -> advantages -> train_step -> metrics, checkpoint, held-out
+    look
 
 All randomness is keyed by the run's seed and the update's number, so a resumed run needs the training state alone.
 """
@@ -13,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
@@ -48,7 +50,7 @@ class Update:
 class RunLog(Protocol):
     """Where metrics go: files, a progress line, nothing. `reporting.run_log` has the usual one."""
 
-    def start(self, *, step: int, total: int) -> None:
+    def start(self, *, step: int, total: int, devices: Sequence[str]) -> None:
         """The run begins (or goes on) after update `step` of `total`: whatever was logged beyond it is dropped."""
         ...
 
@@ -70,7 +72,6 @@ def run(config: ConfigDict, workdir: str | pathlib.Path, *, resume: bool, log: R
     optimizer = states.make_optimizer(states.optimizer_settings(config.optimizer))
     saved = ckpt.Checkpoints(workdir, setup.model, keep=config.checkpoint.keep)
     state, record = initial_state(setup, optimizer, saved, resume=resume)
-    log.start(step=int(state.step), total=config.algorithm.steps)
     engine = setup.make_engine()
     compiles = CompileCounter()
     try:
@@ -84,6 +85,11 @@ def run(config: ConfigDict, workdir: str | pathlib.Path, *, resume: bool, log: R
     if interrupts.received is not None:
         print(f"interrupted: everything is saved in {workdir}; go on with --resume", flush=True)
         raise SystemExit(interrupts.exit_status)
+
+
+def device_names(setup: Setup) -> list[str]:
+    """The mesh's devices in words, for the run folder."""
+    return [f"{device.device_kind} {device.id}" for device in setup.mesh.devices.flat]
 
 
 def check_algorithm(config: ConfigDict) -> None:
@@ -103,8 +109,14 @@ def check_algorithm(config: ConfigDict) -> None:
 
 
 def budget_sampler(config: ConfigDict) -> budgets.BudgetSampler:
-    """The budget sampler of a config."""
+    """The budget sampler of a config. A setting that the sampler or the announcement does not use raises."""
     section = config.budget
+    if section.percent != 100 and section.sampler != "fixed":
+        raise UserError(f"budget.percent={section.percent} needs budget.sampler=fixed, got {section.sampler!r}")
+    if section.stages and section.sampler != "curriculum":
+        raise UserError(f"budget.stages needs budget.sampler=curriculum, got {section.sampler!r}")
+    if section.announce == "none" and section.announce_probability != 1.0:
+        raise UserError("budget.announce_probability needs a budget line, but budget.announce=none")
     budgets.budget_line(1, 1, announce=section.announce, wording=section.wording)
     return budgets.make_sampler(section.sampler, percent=section.percent, stages=tuple(section.stages))
 
@@ -122,7 +134,8 @@ def parse_trajectories(value: str) -> int | None:
 def initial_state(
     setup: Setup, optimizer: object, saved: ckpt.Checkpoints, *, resume: bool
 ) -> tuple[states.TrainState, dict]:
-    """The state to start from, placed on the mesh: the newest checkpoint, else `model.init_from`, else random weights."""
+    """The state to start from, placed on the mesh: the newest checkpoint, else `model.init_from`, else random
+    weights."""
     shardings = states.state_shardings(setup.model, optimizer, setup.mesh)
     create = functools.partial(states.init_state, setup.model, optimizer, setup.config.seed)
     if resume and saved.latest_step() is not None:
@@ -197,9 +210,7 @@ def make_batch(
     arrays = batches.episode_arrays(
         finished, num_episodes=update.num_episodes, max_turns=config.rollout.max_turns, replay_budgets=replay
     )
-    packed = batches.pack_episodes(
-        finished, arrays, row_tokens=config.optimizer.row_tokens, num_rows=update.num_rows
-    )
+    packed = batches.pack_episodes(finished, arrays, row_tokens=config.optimizer.row_tokens, num_rows=update.num_rows)
     return arrays, packed
 
 
@@ -250,8 +261,9 @@ class Trainer:
     def train(self, state: states.TrainState, interrupts: Interrupts) -> None:
         """Updates until `algorithm.steps` are done or a signal came; the last state is always saved."""
         total = self._config.algorithm.steps
-        state = self._warm_up(state)
+        self._warm_up(state)
         self._compiles.count = 0
+        self._log.start(step=int(state.step), total=total, devices=device_names(self._setup))
         while int(state.step) < total and interrupts.received is None:
             state, metrics = self._one_update(state)
             self._log.write(int(state.step), metrics)
@@ -267,7 +279,9 @@ class Trainer:
         finished = batches.sort_episodes(list(self._engine.run_episodes(specs)))
         rolled_out = time.perf_counter()
         if all(episode.is_void for episode in finished):
-            raise UserError(f"update {number}: the infrastructure voided every episode; the last said: {finished[-1].detail}")
+            raise UserError(
+                f"update {number}: the infrastructure voided every episode; the last said: {finished[-1].detail}"
+            )
         arrays, packed = make_batch(self._config, self._update, finished, replay=self._replayed(number, finished))
         state, metrics = apply_update(self._config, self._update, state, arrays, packed)
         updated = time.perf_counter()
@@ -277,18 +291,22 @@ class Trainer:
         if self._held_out and int(state.step) % self._config.eval.every == 0:
             metrics |= self._look(state)
         looked = time.perf_counter()
-        metrics |= {"time/rollout": rolled_out - begun, "time/update": updated - rolled_out, "time/eval": looked - updated}
+        metrics |= {
+            "time/rollout": rolled_out - begun,
+            "time/update": updated - rolled_out,
+            "time/eval": looked - updated,
+        }
         return state, metrics | self._cost(metrics, packed, looked - begun)
 
     def _specs(self, number: int) -> list[EpisodeSpec]:
         algorithm = self._config.algorithm
         order = np.random.default_rng([self._config.seed, number])
-        indices = order.choice(len(self._train_tasks), algorithm.groups, replace=len(self._train_tasks) < algorithm.groups)
+        indices = order.choice(
+            len(self._train_tasks), algorithm.groups, replace=len(self._train_tasks) < algorithm.groups
+        )
         tasks = [self._train_tasks.task(int(index)) for index in indices]
         self._check_turns(tasks)
-        return group_specs(
-            self._config, tasks, step=number, group_size=algorithm.group_size, sampler=self._budgets
-        )
+        return group_specs(self._config, tasks, step=number, group_size=algorithm.group_size, sampler=self._budgets)
 
     def _check_turns(self, tasks: list[episodes.Task]) -> None:
         for task in tasks:
@@ -356,15 +374,13 @@ class Trainer:
             / (matmul_peak_flops() * devices),
         }
 
-    def _warm_up(self, state: states.TrainState) -> states.TrainState:
-        """Compiles everything a run needs with empty batches; an empty batch leaves a copy of the state behind."""
+    def _warm_up(self, state: states.TrainState) -> None:
+        """Compiles everything that a run needs, with an empty batch on a copy of the state."""
         matmul_peak_flops()
         self._set_weights(state)
         self._engine.warm_up()
         arrays, packed = make_batch(self._config, self._update, [])
-        spare = jax.tree.map(lambda leaf: leaf.copy(), state)
-        apply_update(self._config, self._update, spare, arrays, packed)
-        return state
+        apply_update(self._config, self._update, jax.tree.map(jnp.copy, state), arrays, packed)
 
     def _save(self, state: states.TrainState) -> None:
         self._saved.save(state, {"best_score": self._best_score})
@@ -372,4 +388,3 @@ class Trainer:
 
 def _grpo(normalize_std: bool, arrays: batches.EpisodeArrays) -> jax.Array:
     return advantages.grpo_advantages(arrays.rewards, arrays.group_ids, arrays.valid, normalize_std=normalize_std)
-

@@ -2,8 +2,8 @@
 
     weights of all tokens (global) -> scan over micro-batches: loss and gradient sums -> one optax update
 
-A micro-batch contributes a sum whose weights already hold the global denominator, so 1, 2 or 4 micro-batches and 1 or 8 devices
-add up to the same gradient. Micro-batches without a trained token are skipped.
+A micro-batch contributes a sum whose weights already hold the global denominator, so 1, 2 or 4 micro-batches and 1 or
+8 devices add up to the same gradient. Micro-batches without a trained token are skipped.
 """
 
 import dataclasses
@@ -41,7 +41,8 @@ class StepConfig:
 def train_step(
     config: StepConfig, optimizer: optax.GradientTransformation, state: TrainState, batch: TokenBatch
 ) -> tuple[TrainState, Metrics]:
-    """One policy-gradient update: clipped surrogate (PPO, arXiv 1707.06347; clip-higher, DAPO arXiv 2503.14476), token mean.
+    """One policy-gradient update: clipped surrogate (PPO, arXiv 1707.06347; clip-higher, DAPO arXiv 2503.14476),
+    token mean.
 
     Args:
       config: static settings.
@@ -71,7 +72,8 @@ def sft_step(
     batch: TokenBatch,
     observation_weight: jax.Array,
 ) -> tuple[TrainState, Metrics]:
-    """One supervised update: mean negative log-likelihood of the replies plus `observation_weight` times that of the rest.
+    """One supervised update: mean negative log-likelihood of the replies plus `observation_weight` times that of the
+    rest.
 
     The first token of an episode has no context to be predicted from and is left out.
     """
@@ -95,24 +97,24 @@ def sft_step(
 
 
 def score_step(config: StepConfig, params: dict, batch: TokenBatch) -> jax.Array:
-    """Log-probs [B, S] of the batch's tokens under `params`, without gradients, by the same micro-batches as training."""
+    """Log-probs [B, S] of the batch's tokens under `params`, without gradients, by the same micro-batches as
+    training."""
     chunks = _split(config, batch)
     scores = jax.lax.map(lambda micro: score_tokens(config, params, micro)[0], chunks)
     return scores.reshape(batch.tokens.shape)
 
 
 def loss_mask(batch: TokenBatch) -> jax.Array:
-    """Which tokens are trained, [B, S] bool: drawn by the sampler, within the budget, in an episode that is not void."""
+    """Which tokens are trained, [B, S] bool: drawn by the sampler, within the budget, in an episode that is not
+    void."""
     return jnp.asarray(batch.policy_mask & batch.budget_mask & batch.valid)
 
 
 def gather_advantages(advantages: jax.Array, batch: TokenBatch) -> jax.Array:
     """Spreads advantages over tokens: [N] by episode, [N, T] by episode and turn; 0 on padding. Returns [B, S]."""
     episode = jnp.maximum(batch.episode_index, 0)
-    if advantages.ndim == 1:
-        spread = advantages[episode]
-    else:
-        spread = advantages[episode, jnp.maximum(batch.turn_index, 0)]
+    turn = jnp.maximum(batch.turn_index, 0)
+    spread = advantages[episode] if advantages.ndim == 1 else advantages[episode, turn]
     return jnp.where(batch.episode_index >= 0, spread, 0.0)
 
 
@@ -147,9 +149,7 @@ def _policy_loss(
     # Selected before the arithmetic, so that what stands under the mask reaches neither value nor gradient.
     log_ratio = jnp.where(mask, logprob - jnp.where(mask, batch.old_logprobs, 0.0), 0.0)
     advantages = jnp.where(mask, batch.advantages, 0.0)
-    per_token, clipped = losses.surrogate(
-        log_ratio, advantages, clip_low=config.clip_low, clip_high=config.clip_high
-    )
+    per_token, clipped = losses.surrogate(log_ratio, advantages, clip_low=config.clip_low, clip_high=config.clip_high)
     if config.entropy_coefficient:
         per_token += losses.entropy_bonus(entropy, config.entropy_coefficient, mask)
     loss = jnp.sum(jnp.where(mask, weights * per_token, 0.0))

@@ -105,7 +105,7 @@ def test_equal_shapes_give_equal_bits(rolled):
 
 @pytest.mark.parametrize("other", [1, 4, "eight devices"])
 def test_slot_counts_change_nothing_but_rounding(rolled, other):
-    """DESIGN rule 8: log-probs agree to 1e-5; a token differs only where its uniform lies at a CDF boundary."""
+    """Log-probs agree to 1e-5; a token differs only where its uniform lies at a CDF boundary."""
     base, params, found = rolled
     same = 0
     for left, right in zip(found[16], found[other], strict=True):
