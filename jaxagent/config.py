@@ -142,6 +142,13 @@ def _eval() -> ConfigDict:
     evaluation.panel_tasks = 100  # tasks of the panel, for `jaxagent evaluate`
     evaluation.panel_samples = 16  # n: episodes a panel task and told budget
     evaluation.k = 8  # K of Pass@(K,T)
+    evaluation.analysis = False  # also step quality, recovery and what the rest of this section costs in rollouts
+    evaluation.reference_run = (
+        ""  # run folder of the policy to compare with (the base): injections, hybrids, likelihood
+    )
+    evaluation.analysis_samples = 4  # episodes a panel task that the analysis looks at, at the full budget
+    evaluation.analysis_states = 500  # states of the frozen set, and injected errors at most
+    evaluation.recovery_horizon = 3  # turns within which an error must be made good
     return evaluation
 
 

@@ -1,4 +1,8 @@
-"""`jaxagent evaluate`: a run's policy on the panel, told each budget with rollouts of its own."""
+"""`jaxagent evaluate`: a run's policy on the panel, told each budget with rollouts of its own.
+
+Writes episodes, the panel, the figures by budget (`summary.json`), the Pass@(K,T) surface (`surface.json`) and, with
+`eval.analysis`, step quality, recovery and the comparison with `eval.reference_run` (`analysis.json`).
+"""
 
 import dataclasses
 import json
@@ -6,32 +10,35 @@ import pathlib
 import time
 from typing import Any
 
-import jax
 from ml_collections import ConfigDict
 
 from jaxagent.budgets import percent_of
 from jaxagent.envs import registry
 from jaxagent.episodes import Episode, Task, write_episodes
 from jaxagent.errors import UserError
+from jaxagent.evaluation.analysis import analyse, load_policy, no_line_episodes, surface
 from jaxagent.evaluation.line_sensitivity import line_sensitivity
 from jaxagent.evaluation.panels import Panel, make_panel, no_line_specs, panel_specs, write_panel
 from jaxagent.evaluation.summaries import mean_turns_used, policy_summary
-from jaxagent.models import decoder
 from jaxagent.rollout.engine import RolloutEngine, sorted_by_work
 from jaxagent.rollout.setup import Setup, make_setup, sampler_params_fn
-from jaxagent.sharding import rules
-from jaxagent.training.checkpoints import load_params
 
 PANEL_SEED = 0x9A9E1  # the panel's own noise, the same for every policy and every training seed
 
 
 @dataclasses.dataclass(frozen=True)
 class PanelResult:
-    """A policy on the panel: figures per budget (`policy_summary`), what they rest on, and what they cost."""
+    """A policy on the panel: figures per budget (`policy_summary`), what they rest on, and what they cost.
+
+    `surface` and `analysis` are what `jaxagent.evaluation.analysis` makes of it; the latter is None unless
+    `eval.analysis` is set.
+    """
 
     summary: dict[str, dict[str, float]]
     turns_used: dict[str, float]
     line_sensitivity: float | None
+    surface: dict[str, Any]
+    analysis: dict[str, Any] | None
     panel: Panel
     episodes: list[Episode]
     cost: dict[str, float]
@@ -71,10 +78,8 @@ def _check_same_world(config: ConfigDict, run_folder: pathlib.Path) -> None:
 
 def evaluate_run(setup: Setup, engine: RolloutEngine, run_folder: str | pathlib.Path) -> PanelResult:
     """Loads the weights of a run and rolls them out over the panel."""
-    abstract = jax.eval_shape(lambda: decoder.init_params(setup.model, jax.random.key(0)))
-    shardings = rules.param_shardings(setup.mesh, decoder.logical_axes(setup.model), abstract)
-    params, record = load_params(run_folder, setup.model, shardings)
-    engine.set_params(sampler_params_fn(setup.model, setup.mesh)(params), version=int(record["step"]))
+    policy, step = load_policy(setup, run_folder)
+    engine.set_params(sampler_params_fn(setup.model, setup.mesh)(policy.params), version=step)
     tasks = panel_tasks(setup)
     settings = setup.config.eval
     announced = setup.config.budget.announce != "none"
@@ -84,6 +89,12 @@ def evaluate_run(setup: Setup, engine: RolloutEngine, run_folder: str | pathlib.
     seconds = time.perf_counter() - begun
     finished.sort(key=lambda episode: (episode.step, episode.group, episode.member))
     mode = "told" if announced else "blind"
+    cost = engine.take_stats().metrics() | {"time/eval": seconds}
+    begun = time.perf_counter()
+    untold = no_line_episodes(setup, policy, tasks, PANEL_SEED) if settings.analysis and announced else []
+    analysis = analyse(setup, policy, finished, tasks, mode=mode) if settings.analysis else None
+    if settings.analysis:
+        cost["time/analysis"] = time.perf_counter() - begun
     return PanelResult(
         summary=policy_summary(
             finished,
@@ -95,12 +106,21 @@ def evaluate_run(setup: Setup, engine: RolloutEngine, run_folder: str | pathlib.
             mode=mode,
         ),
         turns_used=mean_turns_used(finished, settings.percents, mode=mode),
-        line_sensitivity=line_sensitivity(setup, params, finished, percent=min(settings.percents))
+        line_sensitivity=line_sensitivity(setup, policy.params, finished, percent=min(settings.percents))
         if announced
         else None,
+        surface=surface(
+            finished,
+            k=settings.k,
+            percents=settings.percents,
+            mode=mode,
+            seed=setup.config.seed,
+            untold=untold,
+        ),
+        analysis=analysis,
         panel=make_panel(setup.config.env.name, setup.config.env.options.to_dict(), tasks),
         episodes=finished,
-        cost=engine.take_stats().metrics() | {"time/eval": seconds},
+        cost=cost,
     )
 
 
@@ -119,11 +139,17 @@ def feasible_shares(setup: Setup, tasks: list[Task]) -> dict[int, float]:
 
 
 def write_result(setup: Setup, result: PanelResult, folder: pathlib.Path) -> dict[str, Any]:
-    """Writes episodes, panel and summary; returns the summary."""
+    """Writes episodes, panel, `surface.json`, `summary.json` and, where it was asked for, `analysis.json`.
+
+    Returns the summary.
+    """
     settings = setup.config.eval
     folder.mkdir(parents=True, exist_ok=True)
     write_episodes(folder / "episodes.jsonl.gz", result.episodes)
     write_panel(folder / "panel.json", result.panel)
+    _write_json(folder / "surface.json", result.surface)
+    if result.analysis is not None:
+        _write_json(folder / "analysis.json", result.analysis)
     summary = {
         "world": setup.config.env.name,
         "k": settings.k,
@@ -136,10 +162,15 @@ def write_result(setup: Setup, result: PanelResult, folder: pathlib.Path) -> dic
         "line_sensitivity": result.line_sensitivity,
         "cost": result.cost,
     }
-    partial = folder / "summary.json.partial"  # the summary says that the evaluation is complete: it appears whole
-    partial.write_text(json.dumps(summary, indent=1, allow_nan=False) + "\n")
-    partial.replace(folder / "summary.json")
+    _write_json(folder / "summary.json", summary)
     return summary
+
+
+def _write_json(path: pathlib.Path, value: dict[str, Any]) -> None:
+    """Whole or not at all: `summary.json` also says that an evaluation is complete."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    partial.replace(path)
 
 
 def _specs(setup: Setup, tasks: list[Task], announced: bool):
