@@ -45,8 +45,9 @@ class Checkpoints:
             raise UserError(f"{self._latest.directory}: there is no checkpoint to resume from")
         record = _read_record(self._latest, step)
         _check_model(self._latest.directory / str(step), record, self._model)
-        restored = self._latest.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract)))
-        return restored["state"], record
+        wanted = ocp.args.StandardRestore(_present(abstract))
+        restored = self._latest.restore(step, args=ocp.args.Composite(state=wanted))
+        return TrainState(**restored["state"]), record
 
     def drop_best_after(self, step: int) -> None:
         """Forgets a best checkpoint that a resumed run has not reached yet."""
@@ -65,7 +66,8 @@ class Checkpoints:
         if step in manager.all_steps():
             return
         record = record | {"step": step, "model": dataclasses.asdict(self._model)}
-        manager.save(step, args=ocp.args.Composite(state=ocp.args.StandardSave(state), record=ocp.args.JsonSave(record)))
+        parts = {"state": ocp.args.StandardSave(_present(state)), "record": ocp.args.JsonSave(record)}
+        manager.save(step, args=ocp.args.Composite(**parts))
 
 
 def load_params(run: str | pathlib.Path, model: DecoderConfig, shardings: dict) -> tuple[dict, dict[str, Any]]:
@@ -104,6 +106,12 @@ def _restore_params(folder: pathlib.Path, shardings: dict) -> dict:
         folder, args=ocp.args.PyTreeRestore(item=item, restore_args=restore_args, partial_restore=True)
     )
     return restored["params"]
+
+
+def _present(state: TrainState) -> dict[str, Any]:
+    """The fields that a state has: a run without reference and critic leaves no trace of them on disk."""
+    fields = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _folder(workdir: str | pathlib.Path) -> pathlib.Path:

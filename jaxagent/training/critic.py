@@ -1,6 +1,7 @@
 """The value function of PPO: a linear head on the policy's trunk, or on a network of its own.
 
-Unshifted, as log-probs: the value at s is that of the state in which token s is drawn, read off the hidden state before it.
+Unshifted, as log-probs: the value at s is that of the state in which token s is drawn, read off the hidden state before
+it.
 """
 
 import dataclasses

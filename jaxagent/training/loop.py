@@ -292,7 +292,8 @@ class Trainer:
             replay = self._replayed(number, finished)
             arrays = rows.make_arrays(self._config, finished, num_episodes=len(finished), replay=replay)
             flat = rows.flat_rows(self._config, arrays)
-            return sorted({redraws.slot_of(e, algorithm.groups) for e, is_flat in zip(finished, flat, strict=True) if is_flat})
+            slots = [redraws.slot_of(episode, algorithm.groups) for episode in finished]
+            return sorted({slot for slot, is_flat in zip(slots, flat, strict=True) if is_flat})
 
         rounds = algorithm.max_redraws if algorithm.zero_variance == "redraw" else 0
         return redraws.collect(run, flat_slots, groups=algorithm.groups, max_redraws=rounds)

@@ -201,7 +201,13 @@ def _check_ranges(section: ConfigDict) -> None:
     _check_numbers(section, ("steps", "groups", "group_size", "epochs", "minibatches", "max_redraws"), 1, None)
     _check_numbers(section, (*unit, "clip_low", "critic.trunk_weight"), 0, 1)
     positive = ("std_floor", "clip_high", "entropy_coefficient", "importance_cap", "overrun_penalty", "kl.coefficient")
-    more = ("gigpo.step_weight", "ppo.value_clip", "critic.learning_rate", "critic.warmup_steps", "critic.alone_updates")
+    more = (
+        "gigpo.step_weight",
+        "ppo.value_clip",
+        "critic.learning_rate",
+        "critic.warmup_steps",
+        "critic.alone_updates",
+    )
     _check_numbers(section, (*positive, *more), 0, None)
     if section.dual_clip and section.dual_clip <= 1:
         raise UserError(f"algorithm.dual_clip must exceed 1 (3.0 is usual) or be 0 for none, got {section.dual_clip}")
@@ -246,8 +252,8 @@ def _advantage_complaints(config: ConfigDict) -> Iterator[str]:
         yield "algorithm.std_floor needs algorithm.normalize_std=True"
     if config.budget.turn_cost and section.normalize_std and not section.std_floor:
         yield (
-            "budget.turn_cost with algorithm.normalize_std=True makes groups of successes push at full size and collapses "
-            "the agent: set algorithm.std_floor (0.25 works), or normalize_std=False"
+            "budget.turn_cost with algorithm.normalize_std=True makes groups of successes push at full size and "
+            "collapses the agent: set algorithm.std_floor (0.25 works), or normalize_std=False"
         )
     if section.group_size == 1 and name != "ppo":
         yield f"algorithm.group_size=1 gives every episode advantage 0 with {name}: use at least 2"

@@ -50,8 +50,8 @@ def train_step(config: PolicyConfig, state: TrainState, batch: TokenBatch) -> tu
     Args:
       config: static.
       state: may be donated.
-      batch: [M * R, S] rows as `prepare.prepare_batch` filled them; minibatch m holds rows m R to (m + 1) R, R a multiple of
-        the rows of a micro-batch.
+      batch: [M * R, S] rows as `prepare.prepare_batch` filled them; minibatch m holds rows m R to (m + 1) R, R a
+        multiple of the rows of a micro-batch.
 
     Returns:
       the new state and metrics: means over all gradient steps, and [10] arrays per budget tenth (`*_by_tenth`).

@@ -123,9 +123,7 @@ def _charge(arrays: EpisodeArrays, batch: TokenBatch, penalty: jax.Array) -> Epi
     )
 
 
-def _with_gae(
-    options: PPOOptions, arrays: EpisodeArrays, batch: TokenBatch, penalty: jax.Array | None
-) -> TokenBatch:
+def _with_gae(options: PPOOptions, arrays: EpisodeArrays, batch: TokenBatch, penalty: jax.Array | None) -> TokenBatch:
     mask = loss_mask(batch)
     rewards = advantages.turn_rewards_to_tokens(arrays.step_rewards, mask, batch.episode_index, batch.turn_index)
     if penalty is not None:

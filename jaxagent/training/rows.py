@@ -1,4 +1,4 @@
-"""Host side of one batch: episodes to arrays under the config's outcome rules and group filters, and to packed minibatches."""
+"""Host side of one batch: episodes to arrays under the config's outcome rules and group filters, and to minibatches."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -43,8 +43,8 @@ def make_arrays(
 ) -> batches.EpisodeArrays:
     """Arrays with the turn cost and the rule for overruns applied.
 
-    A turn cost c makes a success worth (1 - c * turns / max_turns) of its reward. An overrun's outcome is 0, or minus the
-    penalty; with `drop` it leaves the statistics. Step rewards stay.
+    A turn cost c makes a success worth (1 - c * turns / max_turns) of its reward. An overrun's outcome is 0, or minus
+    the penalty; with `drop` it leaves the statistics. Step rewards stay.
     """
     gigpo = config.algorithm.gigpo
     arrays = batches.episode_arrays(
@@ -110,7 +110,9 @@ def kept_metrics(
     trained = batch.policy_mask & batch.budget_mask & batch.valid
     kept = np.unique(batch.episode_index[trained])
     tenth_of_group = {int(arrays.group_ids[row]): int(_tenths(arrays, finished)[row]) for row in kept}
-    counts = np.bincount(list(tenth_of_group.values()), minlength=NUM_TENTHS) if tenth_of_group else np.zeros(NUM_TENTHS)
+    counts = (
+        np.bincount(list(tenth_of_group.values()), minlength=NUM_TENTHS) if tenth_of_group else np.zeros(NUM_TENTHS)
+    )
     metrics = {f"budget/kept_groups_tenth_{tenth + 1}": float(count) for tenth, count in enumerate(counts)}
     return metrics | {"groups/kept": float(len(tenth_of_group))}
 

@@ -65,7 +65,7 @@ POLICY_ALONE = StateExtras()
 
 
 def optimizer_settings(config: ConfigDict, **replaced: float) -> OptimizerSettings:
-    """The settings of an `optimizer` section; `replaced` fields (`learning_rate`, ...) take the place of the section's own.
+    """The settings of an `optimizer` section; `replaced` fields (`learning_rate`, ...) stand in for the section's own.
 
     Raises:
       UserError: an unknown optimizer, or a setting that it does not have.

@@ -62,8 +62,16 @@ def test_optimal_pays_each_optimal_action_and_nothing_else():
 
 @pytest.mark.parametrize(
     ("before", "ended", "after", "expected"),
-    [(5, None, 4, 1), (4, None, 5, -1), (3, "success", None, 3), (3, "failure", 3, 0), (None, None, 2, 0)]
-    + [(3, None, None, 0), (3, None, math.inf, 0), (3, "gave_up", 3, 0)],
+    [
+        (5, None, 4, 1),
+        (4, None, 5, -1),
+        (3, "success", None, 3),
+        (3, "failure", 3, 0),
+        (3, "gave_up", 3, 0),
+        (None, None, 2, 0),
+        (3, None, None, 0),
+        (3, None, math.inf, 0),
+    ],
 )
 def test_progress_by_cases(before, ended, after, expected):
     result = StepResult(Observation("o"), ended=ended)

@@ -1,4 +1,4 @@
-"""One tiny update under any algorithm, for the tests: made-up episodes in, the step's gradient and what led to it out."""
+"""One tiny update under any algorithm, for the tests: made-up episodes in, the gradient and what led to it out."""
 
 import dataclasses
 import functools
@@ -6,15 +6,22 @@ import functools
 import jax
 import numpy as np
 from episode_builder import random_episode
-from tiny_runs import tiny_setup
+from tiny_runs import tiny_config
 
+from jaxagent.config_files import apply_overrides
+from jaxagent.rollout.setup import make_setup
 from jaxagent.sharding.mesh import make_mesh
 from jaxagent.training import loop, options
 from jaxagent.training import state as states
 
 SHAPE = ("optimizer.micro_rows=16", "rollout.max_context=64", "optimizer.row_tokens=64", "rollout.max_turns=8")
 SGD = ("optimizer.name=sgd", "optimizer.learning_rate=1.0", "optimizer.clip_norm=0.0")
-PPO = ("algorithm.name=ppo", "algorithm.normalize_std=False", "algorithm.critic.kind=head", "algorithm.critic.learning_rate=1.0")
+PPO = (
+    "algorithm.name=ppo",
+    "algorithm.normalize_std=False",
+    "algorithm.critic.kind=head",
+    "algorithm.critic.learning_rate=1.0",
+)
 # Every option of the loss stands in at least one case.
 CASES = {
     "gigpo": ("algorithm.name=gigpo", "algorithm.normalize_std=True"),
@@ -50,9 +57,10 @@ CASES = {
 
 @functools.cache
 def case_setup(name, *overrides, devices=1):
-    """A setup whose update is one SGD step of rate 1 without clipping: the change of the weights is minus the gradient."""
-    setup = tiny_setup(*SHAPE, *SGD, *CASES.get(name, ()), *overrides)
-    return dataclasses.replace(setup, mesh=make_mesh(devices=jax.devices()[:devices]))
+    """A setup whose update is one SGD step of rate 1 without clipping: the weights change by minus the gradient."""
+    wanted = apply_overrides(tiny_config(*SHAPE, *SGD, *CASES.get(name, ())), overrides)
+    setup = make_setup(tiny_config(*SHAPE))  # checked against all devices; the mesh and the update's settings follow
+    return dataclasses.replace(setup, config=wanted, mesh=make_mesh(devices=jax.devices()[:devices]))
 
 
 def groups_of_episodes(seed=0, groups=4, size=4, **fields):
@@ -90,7 +98,7 @@ def fresh_state(setup):
 
 
 def run_update(setup, episodes, *, replay=None, edit=lambda batch: batch):
-    """(minus the change of the state, metrics, prepared batch, arrays) of one update; `edit` acts on the prepared batch."""
+    """(minus the change of the weights, metrics, prepared batch, arrays) of an update; `edit` acts on the batch."""
     optimizer = states.make_optimizer(states.optimizer_settings(setup.config.optimizer))
     update = loop.make_update(setup, optimizer)
     state = fresh_state(setup)

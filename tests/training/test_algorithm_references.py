@@ -1,7 +1,7 @@
-"""A whole PPO step and a whole GiGPO step against plain loops over episodes, turns and tokens, written from the formulas.
+"""A whole PPO and a whole GiGPO step against plain loops over episodes, turns and tokens, written from the formulas.
 
-The reference puts one episode in a row, walks lists in NumPy for everything that is constant, and leaves to jax only the
-derivative of one flat sum over tokens.
+The reference puts one episode in a row, walks lists in NumPy for everything that is constant, and leaves to jax the
+derivative of one flat sum over tokens alone.
 """
 
 import jax
@@ -103,7 +103,9 @@ def reference_step(setup, episodes, fill):
     state = fresh_state(setup)
     inputs = one_episode_a_row(episodes)
     tokens = tokens_of(episodes)
-    head = state.critic.params["head"] if state.critic else {"weight": jnp.zeros(setup.model.width), "bias": jnp.zeros(())}
+    head = (
+        state.critic.params["head"] if state.critic else {"weight": jnp.zeros(setup.model.width), "bias": jnp.zeros(())}
+    )
     hidden = jax.jit(lambda p: decoder.forward(setup.model, p, *inputs))(state.params)
     fill(tokens, np.asarray(hidden @ head["weight"] + head["bias"], np.float64))
     column = lambda name: np.array([getattr(t, name) for t in tokens])  # noqa: E731

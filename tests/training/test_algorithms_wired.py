@@ -84,7 +84,9 @@ def test_nan_and_inf_under_masks_are_harmless(case):
         floats = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
         floats = {k: v for k, v in floats.items() if v is not None and v.dtype == np.float32}
         assert {"old_logprobs", "advantages"} <= floats.keys()
-        return dataclasses.replace(batch, **{k: np.where(outside, bad, v).astype(np.float32) for k, v in floats.items()})
+        return dataclasses.replace(
+            batch, **{k: np.where(outside, bad, v).astype(np.float32) for k, v in floats.items()}
+        )
 
     dirty = run_update(setup, groups_of_episodes(), edit=poison)
     assert_same_gradient(clean[0], dirty[0])
@@ -121,8 +123,10 @@ def test_groups_of_one_and_equal_returns_give_exactly_nothing(case):
 
 
 def test_advantages_of_groups_are_normalised_once():
-    """F8: two groups [1, 0] and [1, 1, 1, 0]: the group formula exactly, on every token, and a missing row changes no other."""
-    setup = case_setup("gigpo", "optimizer.micro_rows=4", "algorithm.gigpo.step_weight=0.0", "algorithm.normalize_std=False")
+    """F8: two groups [1, 0] and [1, 1, 1, 0]: the group formula exactly, on every token."""
+    setup = case_setup(
+        "gigpo", "optimizer.micro_rows=4", "algorithm.gigpo.step_weight=0.0", "algorithm.normalize_std=False"
+    )
     outcomes = [(0, 1), (0, 0), (1, 1), (1, 1), (1, 1), (1, 0)]
     episodes = [make_episode(2, success=bool(r), group=g, member=m) for m, (g, r) in enumerate(outcomes)]
     batch, arrays = run_update(setup, episodes)[2:]
@@ -134,7 +138,9 @@ def test_advantages_of_groups_are_normalised_once():
 
 def test_long_episodes_do_not_dominate_a_baseline():
     """F9: rewards 1 (2 turns) and 0 (8 turns): episode part +-0.5 on every token."""
-    setup = case_setup("gigpo", "optimizer.micro_rows=4", "algorithm.gigpo.step_weight=0.0", "algorithm.normalize_std=False")
+    setup = case_setup(
+        "gigpo", "optimizer.micro_rows=4", "algorithm.gigpo.step_weight=0.0", "algorithm.normalize_std=False"
+    )
     pair = [make_episode(2, success=True, member=0), make_episode(8, member=1)]
     batch = run_update(setup, pair)[2]
     mask = np.asarray(step.loss_mask(batch))
@@ -220,7 +226,9 @@ def test_a_reference_and_a_critic_share_no_buffer_with_the_policy():
     state = loop.fresh_state(setup, optimizer, extras)
     started = states.start_from(state, jax.tree.map(lambda leaf: 2 * leaf, state.params))
     for one in (state, started):
-        pointers = [shard.data.unsafe_buffer_pointer() for leaf in jax.tree.leaves(one) for shard in leaf.addressable_shards]
+        pointers = [
+            shard.data.unsafe_buffer_pointer() for leaf in jax.tree.leaves(one) for shard in leaf.addressable_shards
+        ]
         assert len(set(pointers)) == len(pointers)
     np.testing.assert_array_equal(flat(started.reference), flat(started.params))
     np.testing.assert_array_equal(flat(started.critic.params["trunk"]), flat(started.params))

@@ -31,7 +31,10 @@ CASES = [
     ((RECOMPUTED, "algorithm.sequence_mask_mean=True"), "sequence_mask_mean needs"),
     (("algorithm.name=rloo",), "normalize_std=True has no meaning"),
     (("algorithm.name=dr_grpo",), "normalize_std=True has no meaning"),
-    (("algorithm.name=dr_grpo", "algorithm.normalize_std=False", "algorithm.aggregation=token_mean"), "dr_grpo aggregates"),
+    (
+        ("algorithm.name=dr_grpo", "algorithm.normalize_std=False", "algorithm.aggregation=token_mean"),
+        "dr_grpo aggregates",
+    ),
     (("algorithm.normalize_std=False", "algorithm.std_floor=0.1"), "std_floor needs"),
     (("budget.turn_cost=0.2",), "std_floor"),
     (("budget.turn_cost=2.0", "algorithm.std_floor=0.25"), "budget.turn_cost must lie"),
@@ -47,7 +50,10 @@ CASES = [
     ((*PPO, "algorithm.ppo.lam=1.5"), r"algorithm.ppo.lam must lie in \[0, 1\]"),
     ((*PPO, "algorithm.ppo.turn_lam=0.9"), "bi_level_gae"),
     ((*PPO, "algorithm.critic.kind=separate", "algorithm.critic.trunk_weight=0.5"), "critic.kind=head"),
-    ((*PPO, KL, "algorithm.kl.place=reward", "algorithm.kl.kind=k1", "algorithm.ppo.advantage=bi_level_gae"), "bi_level_gae"),
+    (
+        (*PPO, KL, "algorithm.kl.place=reward", "algorithm.kl.kind=k1", "algorithm.ppo.advantage=bi_level_gae"),
+        "bi_level_gae",
+    ),
     (("algorithm.critic.kind=head",), "critic.kind=head has no effect"),
     (("algorithm.gigpo.gamma=0.5",), "gigpo.gamma=0.5 has no effect"),
     (("algorithm.ppo.lam=0.5",), "ppo.lam=0.5 has no effect"),

@@ -69,7 +69,9 @@ def test_the_histogram_before_and_after():
         config = config_of(f"algorithm.zero_variance={rule}")
         arrays, batch = batch_of(config, episodes)
         metrics = rows.kept_metrics(arrays, episodes, batch)
-        assert {t: metrics[f"budget/kept_groups_tenth_{t}"] for t in range(1, 11)} == {t: kept.get(t, 0.0) for t in range(1, 11)}
+        assert {t: metrics[f"budget/kept_groups_tenth_{t}"] for t in range(1, 11)} == {
+            t: kept.get(t, 0.0) for t in range(1, 11)
+        }
         assert metrics["groups/kept"] == len(kept)
         before = loop.episode_metrics(episodes, arrays.rewards, arrays.group_ids)
         assert before["budget/groups_tenth_5"] == before["budget/groups_tenth_10"] == 1.0
@@ -95,7 +97,7 @@ def test_minibatches_split_whole_episodes_the_same_way_each_time():
     arrays, batch = batch_of(config, episodes)
     parts = np.split(batch.episode_index, 4)
     members = [sorted(set(np.unique(part)) - {-1}) for part in parts]
-    assert sorted(sum(members, [])) == list(range(16)) and {len(m) for m in members} == {4}
+    assert sorted(row for part in members for row in part) == list(range(16)) and {len(m) for m in members} == {4}
     assert members != [list(range(4 * i, 4 * i + 4)) for i in range(4)]
     again = batch_of(config, episodes)[1]
     np.testing.assert_array_equal(batch.tokens, again.tokens)
@@ -152,7 +154,13 @@ def test_collect_redraws_flat_slots_a_bounded_number_of_times():
 
 def test_a_run_with_redraws_keeps_each_slots_tenth(tmp_path):
     log = SilentLog()
-    more = ("algorithm.zero_variance=redraw", "algorithm.max_redraws=3", "algorithm.steps=3", "eval.every=0", "checkpoint.every=9")
+    more = (
+        "algorithm.zero_variance=redraw",
+        "algorithm.max_redraws=3",
+        "algorithm.steps=3",
+        "eval.every=0",
+        "checkpoint.every=9",
+    )
     config = tiny_config(*more, "logging.trajectories=all", "algorithm.groups=4")
     loop.run(config, tmp_path, resume=False, log=log)
     assert sum(line["groups/redrawn"] for line in log.lines.values()) > 0
