@@ -1,7 +1,7 @@
 """Process rewards: an environment whose steps earn what a rule says, from its oracle or from a user's function.
 
-Applied on the host, where the environment runs. Step rewards stand beside the outcome: they never change it, nor whether
-an episode succeeded, nor what the agent reads.
+Applied on the host, where the environment runs. Step rewards stand beside the outcome: they change neither it nor
+success nor what the agent reads.
 """
 
 import dataclasses

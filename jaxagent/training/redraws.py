@@ -1,7 +1,7 @@
-"""DAPO's dynamic sampling (arXiv 2503.14476) under budgets: groups of equal returns are drawn again, a few times at most.
+"""DAPO's dynamic sampling (arXiv 2503.14476) under budgets: groups of equal returns are drawn again.
 
 A slot is a group's place in the update. A redraw puts another task into the slot; its budget draw stays keyed by the
-slot's first task, so the tenth and the announcement stay, and the mix of budgets is what was drawn, whatever is filtered.
+slot's first task, so the tenth and the announcement stay: the mix of budgets is as drawn, whatever is filtered.
 """
 
 import dataclasses

@@ -167,7 +167,7 @@ def one_by_one(setup, pieces):
 
 @pytest.mark.parametrize("case", ["gigpo", pytest.param("ppo", marks=pytest.mark.slow)])
 def test_epochs_and_minibatches_are_single_steps_in_a_row(case):
-    """F11: old log-probs, advantages and values stay fixed, so that later steps clip; the update counter moves by one."""
+    """F11: old log-probs, advantages and values stay fixed, so later steps clip; the update counter moves by one."""
     more = ("algorithm.epochs=2", "algorithm.minibatches=2", "algorithm.old_logprobs=recomputed")
     several = case_setup(case, "optimizer.micro_rows=4", *more)
     optimizer = states.make_optimizer(states.optimizer_settings(several.config.optimizer))
