@@ -6,7 +6,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?=
 CANDIDATES := $(if $(PYTHON),$(PYTHON),python3.11 python3.12 python3.13 python3.14 python3)
-PYTEST_ARGS ?=
+# Two processes: compilation is most of the time and runs on one core.
+PYTEST_ARGS ?= -n 2 --dist loadfile
 
 # Huge pages for malloc make training on the CPU about a tenth faster.
 GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1

@@ -1,7 +1,8 @@
 """Episodes to arrays: per-episode arrays for advantages, packed token rows for the training step.
 
-Both have static shapes; budgets, lengths and group layouts are array contents. Rows are filled in (group, member) order, never
-in order of finishing, and masks are built from the recorded ids as they are appended, never from text or a pad value.
+Both have static shapes; budgets, lengths and group layouts are array contents. Rows are filled in (group, member)
+order, never in order of finishing, and masks are built from the recorded ids as they are appended, never from text or
+a pad value.
 """
 
 import dataclasses
@@ -14,7 +15,7 @@ import numpy as np
 from jaxagent.episodes import Episode
 from jaxagent.errors import UserError
 
-SIMILAR = 0.95  # text similarity at which two anchors count as one state (GiGPO, arXiv 2505.10978, its similarity variant)
+SIMILAR = 0.95  # likeness at which two anchors count as one state (the similarity variant of GiGPO, arXiv 2505.10978)
 
 
 @jax.tree_util.register_dataclass
@@ -78,9 +79,10 @@ def episode_arrays(
       episodes: in the order of the rows.
       num_episodes: N; missing rows are invalid.
       max_turns: T; an episode with a larger budget raises.
-      replay_budgets: one budget an episode, to re-score full-length rollouts of an untold policy as if they had been cut
-        there: later turns are masked and the outcome is 0 unless the episode had ended by then. Raises where a budget line
-        was shown, since that policy would have acted otherwise, and where the budget exceeds the enforced one.
+      replay_budgets: one budget an episode, to re-score full-length rollouts of an untold policy as if they had been
+        cut there: later turns are masked and the outcome is 0 unless the episode had ended by then. Raises where a
+        budget line was shown, since that policy would have acted otherwise, and where the budget exceeds the enforced
+        one.
       anchor_match: `exact` or `similar`, see `step_group_ids`.
       anchor_with_remaining: whether the turns left are part of a state.
     """
@@ -128,10 +130,10 @@ def step_group_ids(
 ) -> np.ndarray:
     """Dense int32 ids of the states in which turns were taken, [N, T], -1 where there is no turn.
 
-    Equal ids within a group mean equal states; ids are unique across groups too. A turn without an anchor has an id of its
-    own. `similar` joins a state to the first earlier one of its group whose text is at least 95 % alike (greedy, in row
-    order). With `with_remaining` two visits with different turns left are different states. Turns beyond an episode's
-    entry of `budgets`, and void episodes, have no ids and are nobody's first.
+    Equal ids within a group mean equal states; ids are unique across groups too. A turn without an anchor has an id
+    of its own. `similar` joins a state to the first earlier one of its group whose text is at least 95 % alike
+    (greedy, in row order). With `with_remaining` two visits with different turns left are different states. Turns
+    beyond an episode's entry of `budgets`, and void episodes, have no ids and are nobody's first.
     """
     if match not in ("exact", "similar"):
         raise UserError(f"anchor match must be exact or similar, got {match!r}")
@@ -167,16 +169,16 @@ def num_packed_rows(num_episodes: int, max_context: int, row_tokens: int, micro_
     """
     if row_tokens < max_context:
         raise UserError(
-            f"optimizer.row_tokens={row_tokens} is below rollout.max_context={max_context}: an episode would not fit a row"
+            f"optimizer.row_tokens={row_tokens} is below rollout.max_context={max_context}: "
+            "an episode would not fit a row"
         )
     rows = -(-num_episodes // (row_tokens // max_context))
     return -(-rows // micro_rows) * micro_rows
 
 
-def pack_episodes(
-    episodes: Sequence[Episode], arrays: EpisodeArrays, *, row_tokens: int, num_rows: int
-) -> TokenBatch:
-    """Packs whole episodes into rows of `row_tokens`, first fit in the given order; `arrays` supplies budgets and validity.
+def pack_episodes(episodes: Sequence[Episode], arrays: EpisodeArrays, *, row_tokens: int, num_rows: int) -> TokenBatch:
+    """Packs whole episodes into rows of `row_tokens`, first fit in the given order; `arrays` supplies budgets and
+    validity.
 
     Void episodes and those without a turn hold no tokens. Raises `UserError` where an episode is longer than a row.
     """
@@ -229,8 +231,8 @@ def _replayed_budgets(episodes: Sequence[Episode], replay: Sequence[int] | None)
     for episode, budget in zip(episodes, replay, strict=True):
         if episode.told_budget is not None:
             raise UserError(
-                f"task {episode.task_id} was told a budget of {episode.told_budget}: its rollouts cannot be re-scored at "
-                "another one (set budget.announce=none for algorithm.replay_budgets)"
+                f"task {episode.task_id} was told a budget of {episode.told_budget}: its rollouts cannot be "
+                "re-scored at another one (set budget.announce=none for algorithm.replay_budgets)"
             )
         if not 1 <= budget <= episode.enforced_budget:
             raise UserError(f"replay budget {budget} lies outside 1..{episode.enforced_budget} of {episode.task_id}")

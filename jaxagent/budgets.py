@@ -1,8 +1,8 @@
 """Interaction budgets: the candidate grid, the samplers, and the line that tells the agent.
 
-BudgetMix RL (arXiv 2611.06483) draws one budget per task group from a grid of ten per cent steps of the task's full budget
-and writes total and remaining turns into the prompt. Everything here is integer arithmetic and keyed randomness: the same
-draw on every host and after a resume.
+BudgetMix RL (arXiv 2611.06483) draws one budget per task group from a grid of ten per cent steps of the task's full
+budget and writes total and remaining turns into the prompt. Everything here is integer arithmetic and keyed
+randomness: the same draw on every host and after a resume.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ WORDINGS = ("sentence", "words")
 def candidate_budgets(max_turns: int) -> tuple[int, ...]:
     """The ten candidate budgets, `ceil(j * max_turns / 10)` for j = 1..10.
 
-    Small `max_turns` repeat values; a draw of j then weights a value by its multiplicity (DESIGN section 3, rule 3).
+    Small `max_turns` repeat values; a draw of j then weights a value by its multiplicity.
     """
     _check_max_turns(max_turns)
     return tuple((j * max_turns + 9) // NUM_TENTHS for j in range(1, NUM_TENTHS + 1))
@@ -88,8 +88,8 @@ class UniformBudget:
 class CurriculumBudget:
     """Piecewise constant share of the full budget over training (as in ScalingInter-RL, arXiv 2509.08755).
 
-    `stages` are (first step, percent) pairs with increasing first steps, the first at step 0. The stage is recomputed from
-    the global step at each call, so a resumed run is in the right stage.
+    `stages` are (first step, percent) pairs with increasing first steps, the first at step 0. The stage is recomputed
+    from the global step at each call, so a resumed run is in the right stage.
     """
 
     stages: tuple[tuple[int, int], ...]
@@ -117,14 +117,16 @@ def is_announced(probability: float, *, seed: int, step: int, task_id: str, atte
 
 
 def remaining_turns(budget: int, turn: int) -> int:
-    """Turns left before turn `turn` (1-based) of `budget`, counting the one about to be taken: the first shows the budget,
-    the last shows 1, 0 is never shown."""
+    """Turns left before turn `turn` (1-based) of `budget`, counting the one about to be taken: the first shows the
+    budget, the last shows 1, 0 is never shown."""
     if not 1 <= turn <= budget:
         raise ValueError(f"turn {turn} lies outside 1..{budget}")
     return budget - turn + 1
 
 
-def budget_line(told: int | None, turn: int, *, announce: str = "total_and_remaining", wording: str = "sentence") -> str:
+def budget_line(
+    told: int | None, turn: int, *, announce: str = "total_and_remaining", wording: str = "sentence"
+) -> str:
     """The text that tells the agent its budget before turn `turn` (1-based); empty where nothing is told.
 
     Args:
@@ -153,7 +155,8 @@ def budget_line(told: int | None, turn: int, *, announce: str = "total_and_remai
 
 
 def make_sampler(name: str, *, percent: int = 100, stages: tuple[tuple[int, int], ...] = ()) -> BudgetSampler:
-    """The sampler that a config names: `budgetmix`, `fixed` (with `percent`), `uniform`, `curriculum` (with `stages`)."""
+    """The sampler that a config names: `budgetmix`, `fixed` (with `percent`), `uniform`, `curriculum` (with
+    `stages`)."""
     if name == "budgetmix":
         return BudgetMix()
     if name == "fixed":

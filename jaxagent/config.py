@@ -1,7 +1,7 @@
 """The configuration of a run: one nested `ml_collections.ConfigDict`, every field with its meaning.
 
-An experiment in `configs/` starts from `default_config()` and overrides what it needs; the command line overrides single
-fields (`--config.optimizer.learning_rate=1e-4`). A field that does not exist raises: the dictionary is locked.
+An experiment in `configs/` starts from `default_config()` and overrides what it needs; the command line overrides
+single fields (`--config.optimizer.learning_rate=1e-4`). A field that does not exist raises: the dictionary is locked.
 """
 
 from ml_collections import ConfigDict
@@ -90,7 +90,7 @@ def _sft() -> ConfigDict:
     sft.steps = 200
     sft.demonstrations = 64  # fresh scripted demonstrations a step
     sft.learning_rate = 2e-3
-    sft.observation_weight = 1.0  # weight of the observations' mean loss beside the replies' mean loss; 0: replies alone
+    sft.observation_weight = 1.0  # weight of the observations' mean loss beside that of the replies; 0: replies alone
     sft.line_share = 0.5  # share of demonstrations with a budget line, its total drawn from the grid and cut there
     return sft
 
@@ -108,7 +108,7 @@ def _algorithm() -> ConfigDict:
     algorithm.clip_high = 0.28
     algorithm.dual_clip = 0.0  # bound of the loss at negative advantages, above 1 (3.0 is usual); 0: off
     algorithm.ratio = "token"  # token | gspo_sequence | gspo_token
-    algorithm.aggregation = "auto"  # token_mean | sequence_mean | prompt_mean | dr_grpo; auto: what the algorithm's paper has
+    algorithm.aggregation = "auto"  # token_mean | sequence_mean | prompt_mean | dr_grpo; auto: the algorithm's own
     algorithm.entropy_coefficient = 0.0  # weight of an entropy bonus in the loss
     algorithm.importance_cap = 0.0  # truncated importance sampling, old over behaviour, at most this (2.0); 0: off
     algorithm.sequence_mask = ()  # (low, high): episodes whose ratio old over behaviour left it are out of the loss
@@ -117,7 +117,7 @@ def _algorithm() -> ConfigDict:
     algorithm.minibatches = 1  # gradient steps a pass; whole episodes, drawn once a batch
     algorithm.old_logprobs = "behaviour"  # behaviour | recomputed (one no-gradient pass before the update)
     algorithm.replay_budgets = False  # re-score full-length, unannounced rollouts at a drawn budget
-    algorithm.overruns = "zero"  # outcome of an episode cut by its budget: zero | mask (no loss) | drop (no statistics) | penalty
+    algorithm.overruns = "zero"  # episodes cut by their budget: zero | mask (no loss) | drop (no statistics) | penalty
     algorithm.overrun_penalty = 0.0  # the outcome is minus this, for `penalty`
     algorithm.zero_variance = "keep"  # groups of equal returns: keep | drop | redraw (another task at the same tenth)
     algorithm.max_redraws = 2  # rounds of redraws an update; groups that are still flat are dropped
@@ -248,9 +248,10 @@ ALGORITHM_ARMS = {
 def apply_variant(config: ConfigDict, variant: str, runlocal: dict[str, object]) -> ConfigDict:
     """Applies what stands behind the colon of `--config=NAME:VARIANT`: arms and `runlocal`, with commas between.
 
-    GRPO arms differ in the budget section alone: `grpo_full` trains at the full budget with the line, `budgetmix` at a drawn
-    one, `_noline` hides the line; `base` is the cloned policy that all of them start from. `gigpo`, `ppo`, `dr_grpo` and
-    `rloo` name the algorithm, at the full budget; `_budgetmix` behind it, or as a further word, draws the budgets.
+    GRPO arms differ in the budget section alone: `grpo_full` trains at the full budget with the line, `budgetmix` at a
+    drawn one, `_noline` hides the line; `base` is the cloned policy that all of them start from. `gigpo`, `ppo`,
+    `dr_grpo` and `rloo` name the algorithm, at the full budget; `_budgetmix` behind it, or as a further word, draws the
+    budgets.
 
     Args:
       config: changed in place and returned.

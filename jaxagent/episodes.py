@@ -31,7 +31,8 @@ class Task:
 
 @dataclasses.dataclass(frozen=True)
 class EpisodeSpec:
-    """An order for one rollout. Told and enforced are two columns: `told_budget` is what the prompt says (None: nothing)."""
+    """An order for one rollout. Told and enforced are two columns: `told_budget` is what the prompt says (None:
+    nothing)."""
 
     task: Task
     run_seed: int
@@ -53,9 +54,9 @@ class Turn:
     """One policy reply and the environment step after it. `index` counts from 1.
 
     `observation_ids` are the tokens that were appended before the reply (the budget line among them), `sampled_ids` the
-    tokens that the sampler drew, `logprobs` their log-probs under the distribution that drew them; all three are None for
-    served policies. `remaining` is what the engine counted, whether or not it was told. `truncated`: the reply hit its
-    token cap.
+    tokens that the sampler drew, `logprobs` their log-probs under the distribution that drew them; all three are None
+    for served policies. `remaining` is what the engine counted, whether or not it was told. `truncated`: the reply
+    hit its token cap.
     """
 
     index: int
@@ -77,8 +78,8 @@ class Turn:
 class Episode:
     """One finished rollout. `reward` is the outcome alone; step rewards stand in the turns.
 
-    `success_turn` is the 1-based turn of success, None without. An episode whose `end_reason` is `infrastructure` is void:
-    outside the loss, the group statistics and every estimate.
+    `success_turn` is the 1-based turn of success, None without. An episode whose `end_reason` is `infrastructure` is
+    void: outside the loss, the group statistics and every estimate.
     """
 
     run_seed: int
@@ -105,7 +106,7 @@ class Episode:
         return self.end_reason == "infrastructure"
 
     def token_ids(self) -> list[int]:
-        """The whole transcript as ids, in order: observation 1, reply 1, observation 2, ... (DESIGN section 3, rule 1)."""
+        """The whole transcript as ids, in order: observation 1, reply 1, observation 2, ..."""
         ids: list[int] = []
         for turn in self.turns:
             if turn.observation_ids is None or turn.sampled_ids is None:

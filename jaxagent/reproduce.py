@@ -13,7 +13,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 from ml_collections import ConfigDict
 
 from jaxagent.config_files import apply_overrides, load_config
@@ -23,7 +22,7 @@ from jaxagent.evaluation import evaluate
 from jaxagent.evaluation.pass_at import PassGrid, pass_at_k_percent
 from jaxagent.evaluation.summaries import paired_contrast
 from jaxagent.reporting.plots import plot_pass_at_kt
-from jaxagent.reporting.run_folder import write_environment, write_json
+from jaxagent.reporting.run_folder import write_json
 from jaxagent.reporting.run_log import RunLog
 from jaxagent.reporting.tables import summary_table
 from jaxagent.rollout.setup import make_setup
@@ -50,7 +49,12 @@ class Comparison:
 
 
 def run(
-    worlds: Sequence[str], arms: Sequence[str], seeds: Sequence[int], workdir: str | pathlib.Path, *, overrides: Sequence[str]
+    worlds: Sequence[str],
+    arms: Sequence[str],
+    seeds: Sequence[int],
+    workdir: str | pathlib.Path,
+    *,
+    overrides: Sequence[str],
 ) -> None:
     """Runs the comparison and prints its tables.
 
@@ -76,9 +80,7 @@ def run(
     print(f"episodes  {workdir}/*/seed_*/*/eval/{EVALUATION}/episodes.jsonl.gz")
 
 
-def _compare(
-    world: str, arms: Sequence[str], seed: int, folder: pathlib.Path, overrides: Sequence[str]
-) -> Comparison:
+def _compare(world: str, arms: Sequence[str], seed: int, folder: pathlib.Path, overrides: Sequence[str]) -> Comparison:
     results = {}
     for arm in arms:
         config = _load(world, arm, seed, folder, overrides)
@@ -110,7 +112,6 @@ def _train_policy(config: ConfigDict, arm: str, folder: pathlib.Path, label: str
     begun = time.perf_counter()
     train = sft.run if arm == BASE else loop.run
     with RunLog(folder, config, resume=True, label=label) as log:
-        write_environment(folder, {"devices": [str(device) for device in jax.devices()]})
         train(config, folder, resume=True, log=log)
     print(f"{label}: {time.perf_counter() - begun:.0f} s")
 
@@ -193,4 +194,3 @@ def _print_contrasts(contrasts: dict[str, Any], num_seeds: int) -> None:
                 for percent, cell in cells.items()
             )
             print(f"{pair}  {measure.replace('pass_at_', 'Pass@')}  {values}")
-

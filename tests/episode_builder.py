@@ -68,6 +68,4 @@ def random_episode(rng: np.random.Generator, *, vocab=50, budget=8, group=0, mem
             )
         )
     success = bool(rng.random() < 0.5)
-    return make_episode(
-        success=success, budget=budget, group=group, member=member, told=told, turns=turns, **fields
-    )
+    return make_episode(success=success, budget=budget, group=group, member=member, told=told, turns=turns, **fields)

@@ -28,7 +28,8 @@ def packed(episodes, arrays, row_tokens=64, num_rows=16):
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10_000), st.integers(56, 150))
 def test_packed_rows_hold_every_episode_exactly(seed, row_tokens):
-    """F1: prompt ids + turn-1 ids + observation ids + turn-2 ids, in order, nothing else; masks count the sampled ids."""
+    """F1: prompt ids + turn-1 ids + observation ids + turn-2 ids, in order, nothing else; masks count the sampled
+    ids."""
     episodes = random_episodes(seed)
     arrays = arrays_of(episodes)
     batch = packed(episodes, arrays, row_tokens=row_tokens)

@@ -95,7 +95,6 @@ def test_train_gets_config_workdir_and_resume(here, calls):
     assert (name, workdir, options["resume"]) == ("jaxagent.training.loop", "run", False)
     assert (config.seed, config.optimizer.learning_rate, config.logging.tensorboard) == (3, 0.5, False)
     assert json.loads((here / "run" / "config.json").read_text())["seed"] == 3
-    assert (here / "run" / "environment.json").is_file()
 
 
 def test_resume_reaches_the_loop(here, calls):
@@ -106,7 +105,7 @@ def test_resume_reaches_the_loop(here, calls):
 
 def test_the_log_writes_into_the_run_folder(here, calls, monkeypatch):
     def run(config, workdir, *, resume, log):
-        log.start(step=0, total=1)
+        log.start(step=0, total=1, devices=["cpu 0"])
         log.write(1, {"reward/mean": 0.5})
 
     monkeypatch.setattr(sys.modules["jaxagent.training.loop"], "run", run)

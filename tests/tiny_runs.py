@@ -36,7 +36,7 @@ class SilentLog:
         self.lines = {}
         self.started = None
 
-    def start(self, *, step, total):
+    def start(self, *, step, total, devices):
         self.started = (step, total)
         self.lines = {number: line for number, line in self.lines.items() if number <= step}
 

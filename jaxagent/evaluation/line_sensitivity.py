@@ -1,8 +1,8 @@
 """Whether a policy reads the budget line: how far its next reply changes when only the line does.
 
-KL(policy told the full budget || policy told a tight one) at the first token of each reply, in states that the policy reached
-when it was told the full budget. About 0 means that the line is not read, and that a budget experiment says nothing about
-budgets.
+KL(policy told the full budget || policy told a tight one) at the first token of each reply, in states that the policy
+reached when it was told the full budget. About 0 means that the line is not read, and that a budget experiment says
+nothing about budgets.
 """
 
 import functools
@@ -52,8 +52,8 @@ def _rewritten(
 ) -> tuple[list[int], list[int], list[int], list[int]] | None:
     """The transcript as told, the same with tight lines, and the places before each reply in both; None if not alike.
 
-    Lines are replaced as ids at the end of each observation, where the engine put them; a tokenizer that merges the line
-    with what stands before it cannot be compared this way.
+    Lines are replaced as ids at the end of each observation, where the engine put them; a tokenizer that merges the
+    line with what stands before it cannot be compared this way.
     """
     section, encode = setup.config.budget, setup.chat.observation_ids
     tight = percent_of(episode.max_budget, percent)

@@ -10,7 +10,7 @@ Scores and the softmax are float32, whatever the inputs are.
 import jax
 import jax.numpy as jnp
 
-QUERY_BLOCK = 128
+QUERY_BLOCK = 64
 # Far below every real score, yet finite: minus infinity would give NaN where a whole row is masked.
 _MASKED_SCORE = -0.5 * float(jnp.finfo(jnp.float32).max)
 
@@ -85,10 +85,14 @@ def _grouped_softmax(query: jax.Array, key: jax.Array, value: jax.Array, mask: j
     """Dense attention by two matrix products; mask [B, Q, K] -> [B, Q, H, Dh]."""
     batch, num_queries, num_heads, head_dim = query.shape
     num_kv_heads = key.shape[2]
-    grouped = query.reshape(batch, num_queries, num_kv_heads, num_heads // num_kv_heads, head_dim)
-    scores = jnp.einsum("bqhgd,bkhd->bhgqk", grouped, key, preferred_element_type=jnp.float32) * head_dim**-0.5
-    weights = _masked_softmax(scores, mask[:, None, None]).astype(value.dtype)
-    attended = jnp.einsum("bhgqk,bkhd->bqhgd", weights, value)
+    grouped, group, mask = query, "", mask[:, None]
+    if num_heads != num_kv_heads:  # an axis of size 1 would cost XLA's CPU compiler its fast matrix product
+        grouped = query.reshape(batch, num_queries, num_kv_heads, num_heads // num_kv_heads, head_dim)
+        group, mask = "g", mask[:, None]
+    scores = jnp.einsum(f"bqh{group}d,bkhd->bh{group}qk", grouped, key, preferred_element_type=jnp.float32)
+    scores = scores * head_dim**-0.5  # here, in float32: scaling a bfloat16 query would round it once more
+    weights = _masked_softmax(scores, mask).astype(value.dtype)
+    attended = jnp.einsum(f"bh{group}qk,bkhd->bqh{group}d", weights, value)
     return attended.reshape(query.shape).astype(query.dtype)
 
 

@@ -1,12 +1,14 @@
 """The log of a run as the command line keeps it: `metrics.jsonl`, TensorBoard, and a live progress line."""
 
 import pathlib
+from collections.abc import Sequence
 from types import TracebackType
 
 from ml_collections import ConfigDict
 
 from jaxagent.reporting.metrics import MetricsWriter
 from jaxagent.reporting.progress import Progress
+from jaxagent.reporting.run_folder import write_environment
 from jaxagent.reporting.workdir import prepare_workdir
 
 # What the progress line shows, and the metric it shows.
@@ -39,8 +41,9 @@ class RunLog:
             self._progress.__exit__(kind, error, trace)
         self._writer.close()
 
-    def start(self, *, step: int, total: int) -> None:
-        """Drops what was logged beyond `step` and opens the progress line."""
+    def start(self, *, step: int, total: int, devices: Sequence[str]) -> None:
+        """Drops what was logged beyond `step`, writes `environment.json`, and opens the progress line."""
+        write_environment(self._workdir, {"devices": list(devices)})
         self._writer.truncate_after(step)
         self._progress = Progress(total, self._label, start=step)
         self._progress.__enter__()

@@ -7,14 +7,14 @@ import pathlib
 from ml_collections import ConfigDict
 
 from jaxagent.errors import UserError
-from jaxagent.reporting.run_folder import write_config, write_environment
+from jaxagent.reporting.run_folder import write_config
 
 # What may change when a run is resumed: how long it goes on and what it writes, never what it computes.
 FREE_ON_RESUME = ("algorithm.steps", "sft.steps", "logging.", "checkpoint.")
 
 
 def prepare_workdir(workdir: str | pathlib.Path, config: ConfigDict, *, resume: bool) -> pathlib.Path:
-    """Makes the folder and writes `config.json` and `environment.json`.
+    """Makes the folder and writes `config.json`.
 
     Raises:
       UserError: the folder holds another run, cannot be written, or the config differs from the run to be resumed.
@@ -26,14 +26,20 @@ def prepare_workdir(workdir: str | pathlib.Path, config: ConfigDict, *, resume: 
         raise UserError(f"--workdir={workdir}: cannot be created: {error.strerror}") from None
     if not os.access(workdir, os.W_OK | os.X_OK):
         raise UserError(f"--workdir={workdir}: cannot be written")
-    saved = workdir / "config.json"
-    if saved.exists() and not resume:
-        raise UserError(f"--workdir={workdir}: already holds a run; resume it with --resume or choose another folder")
-    if saved.exists():
-        _check_same_run(saved, config)
+    if holds_run(workdir):
+        if not resume:
+            raise UserError(
+                f"--workdir={workdir}: already holds a run; resume it with --resume or choose another folder"
+            )
+        _check_same_run(workdir / "config.json", config)
     write_config(workdir, config)
-    write_environment(workdir, {})
     return workdir
+
+
+def holds_run(workdir: pathlib.Path) -> bool:
+    """Whether a run got as far as a metric or a checkpoint; one that failed at its settings left nothing to protect."""
+    metrics = workdir / "metrics.jsonl"
+    return (metrics.exists() and metrics.stat().st_size > 0) or any(workdir.glob("checkpoints/*/[0-9]*"))
 
 
 def flatten(tree: dict, prefix: str = "") -> dict[str, object]:
@@ -50,8 +56,8 @@ def flatten(tree: dict, prefix: str = "") -> dict[str, object]:
 def _check_same_run(saved: pathlib.Path, config: ConfigDict) -> None:
     try:
         before = flatten(json.loads(saved.read_text()))
-    except ValueError:
-        raise UserError(f"{saved}: is damaged; choose another --workdir") from None
+    except (OSError, ValueError):
+        raise UserError(f"{saved}: is missing or damaged; choose another --workdir") from None
     now = flatten(json.loads(json.dumps(config.to_dict())))
     differing = [
         f"{name} (run {before.get(name)}, now {now.get(name)})"

@@ -2,8 +2,8 @@
 
     free slot <- spec -> reset -> [observation ids + budget line] -> sampler -> reply text -> step -> ...
 
-The engine owns the budget: it counts turns, writes the line into each observation, cuts the episode off and records why it
-ended. Which slot, append width or batch is used depends on the list of specs alone, never on timing.
+The engine owns the budget: it counts turns, writes the line into each observation, cuts the episode off and records
+why it ended. Which slot, append width or batch is used depends on the list of specs alone, never on timing.
 """
 
 import collections
@@ -11,7 +11,6 @@ import dataclasses
 import hashlib
 import time
 from collections.abc import Iterable, Iterator
-
 
 from jaxagent import budgets
 from jaxagent.envs.base import InfrastructureError, Observation, StepResult
@@ -107,7 +106,8 @@ class RolloutEngine:
         self._sampler.warm_up(self._config.temperature)
 
     def run_episodes(self, specs: Iterable[EpisodeSpec]) -> Iterator[Episode]:
-        """Yields each spec's episode as it finishes. Void episodes (infrastructure) are yielded too, after the retries."""
+        """Yields each spec's episode as it finishes. Void episodes (infrastructure) are yielded too, after the
+        retries."""
         queue = collections.deque(specs)
         slots: list[_Slot | None] = [None] * self._sampler.config.slots
         begun = time.perf_counter()
@@ -301,7 +301,9 @@ class RolloutEngine:
             detail=detail,
         )
 
-    def _run_pool(self, requests: list[ResetRequest | StepRequest]) -> list[Observation | StepResult | InfrastructureError]:
+    def _run_pool(
+        self, requests: list[ResetRequest | StepRequest]
+    ) -> list[Observation | StepResult | InfrastructureError]:
         if not requests:
             return []
         begun = time.perf_counter()
@@ -330,5 +332,3 @@ def _fill_request(request: Request, number: int, slot: _Slot, width: int) -> Non
 def sorted_by_work(specs: Iterable[EpisodeSpec]) -> list[EpisodeSpec]:
     """Longest budgets first, so that no long episode starts when the others have drained; ties keep their order."""
     return sorted(specs, key=lambda spec: -spec.enforced_budget)
-
-

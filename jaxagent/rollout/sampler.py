@@ -1,8 +1,9 @@
 """The jitted sampler: append tokens to the KV cache of all slots, then decode on the device.
 
-One call appends to every live slot what it has pending (an observation, or the last token of an unfinished reply), samples
-where nothing more is pending, and keeps decoding until enough rows have stopped or `decode_chunk` steps are done. History is
-never prefilled again. Sampling noise is a function of (run seed, step, group, member, turn, position) alone.
+One call appends to every live slot what it has pending (an observation, or the last token of an unfinished reply),
+samples where nothing more is pending, and keeps decoding until enough rows have stopped or `decode_chunk` steps are
+done. History is never prefilled again. Sampling noise is a function of (run seed, step, group, member, turn,
+position) alone.
 """
 
 import dataclasses
@@ -62,8 +63,8 @@ class Sampled:
 def sample_tokens(logits: jax.Array, uniforms: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Inverse-CDF sampling in two levels, one uniform a row.
 
-    Cheaper than a categorical draw over a large vocabulary (no noise per entry, no sort), and the log-prob falls out of the
-    same sums. Tokens of probability 0 are never drawn.
+    Cheaper than a categorical draw over a large vocabulary (no noise per entry, no sort), and the log-prob falls out
+    of the same sums. Tokens of probability 0 are never drawn.
 
     Args:
       logits: [N, V] float32, already divided by the temperature.
@@ -75,7 +76,9 @@ def sample_tokens(logits: jax.Array, uniforms: jax.Array) -> tuple[jax.Array, ja
     vocab = logits.shape[-1]
     padding = -vocab % BLOCK
     top = jnp.max(logits, axis=-1, keepdims=True)
-    mass = jnp.pad(jnp.exp(logits - top), ((0, 0), (0, padding))).reshape(logits.shape[0], -1, BLOCK)  # [N, V/BLOCK, BLOCK]
+    mass = jnp.pad(jnp.exp(logits - top), ((0, 0), (0, padding))).reshape(
+        logits.shape[0], -1, BLOCK
+    )  # [N, V/BLOCK, BLOCK]
     block_mass = jnp.sum(mass, axis=-1)
     total = jnp.sum(block_mass, axis=-1)
     target = uniforms * total
@@ -104,9 +107,7 @@ class Sampler:
 
     def __init__(self, model: DecoderConfig, config: SamplerConfig, mesh: jax.sharding.Mesh) -> None:
         self.config = config
-        self._cache = jax.device_put(
-            kv.init_cache(model, config.slots, config.max_context), rules.batch_sharding(mesh)
-        )
+        self._cache = jax.device_put(kv.init_cache(model, config.slots, config.max_context), rules.batch_sharding(mesh))
         self._generate = _compiled_generate(model, config, mesh)
         stop = np.zeros(model.vocab_size, bool)
         stop[list(config.stop_ids)] = True
@@ -124,7 +125,11 @@ class Sampler:
     def __call__(self, request: Request, temperature: float) -> Sampled:
         """Runs one call; everything comes back as host arrays."""
         self._cache, sampled = self._generate(
-            params=self._params, cache=self._cache, stop=self._stop, request=request, temperature=np.float32(temperature)
+            params=self._params,
+            cache=self._cache,
+            stop=self._stop,
+            request=request,
+            temperature=np.float32(temperature),
         )
         return jax.device_get(sampled)
 
@@ -158,8 +163,8 @@ def generate(
 ) -> tuple[dict, Sampled]:
     """Appends, samples, decodes. Pure; `cache` may be donated.
 
-    Returns the cache and what was drawn. The last token of each reply is not in the cache yet: it comes back with the next
-    request, so that an observation and the reply before it are appended together.
+    Returns the cache and what was drawn. The last token of each reply is not in the cache yet: it comes back with the
+    next request, so that an observation and the reply before it are appended together.
     """
     columns = config.decode_chunk + 1
     ready = config.ready_slots or max(1, config.slots // 8)
@@ -225,5 +230,7 @@ def _first_above(mass: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Arr
     column = jnp.sum(running <= target[:, None], axis=-1)
     last = mass.shape[-1] - 1 - jnp.argmax(jnp.flip(mass > 0, axis=-1), axis=-1)
     column = jnp.minimum(column, last)
-    before = jnp.where(column > 0, jnp.take_along_axis(running, jnp.maximum(column - 1, 0)[:, None], axis=-1)[:, 0], 0.0)
+    before = jnp.where(
+        column > 0, jnp.take_along_axis(running, jnp.maximum(column - 1, 0)[:, None], axis=-1)[:, 0], 0.0
+    )
     return column, before

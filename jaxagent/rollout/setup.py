@@ -30,7 +30,8 @@ class Setup:
     entry: registry.EnvironmentEntry
 
     def tasks(self, split: Split, size: int) -> TaskSource:
-        """The tasks of one split; splits are disjoint by content hash. Training tasks alone depend on the run's seed."""
+        """The tasks of one split; splits are disjoint by content hash. Training tasks alone depend on the run's
+        seed."""
         seed = self.config.seed if split == "train" else self.config.eval.panel_seed
         return self.entry.make_tasks(self.config.env.options.to_dict(), split, size, seed)
 

@@ -21,8 +21,8 @@ def group_specs(
     """The specs of one training step: one group a task, one budget and one announcement a group.
 
     With `algorithm.replay_budgets` episodes run to the full budget untold; the drawn budget is applied afterwards.
-    `groups` are the groups' numbers (0, 1, ... by default) and `keys` the task ids that key their budgets (the tasks' own):
-    a redrawn group has a number of its own and the key of the group that it stands in for.
+    `groups` are the groups' numbers (0, 1, ... by default) and `keys` the task ids that key their budgets (by default
+    the tasks' own): a redrawn group has a number of its own and the key of the group that it stands in for.
     """
     specs = []
     groups = range(len(tasks)) if groups is None else groups

@@ -1,6 +1,7 @@
 """The training loop: rollouts, arrays, one jitted update, the log; checkpoints and looks at held-out tasks in between.
 
-    specs -> engine -> episodes -> arrays + packed tokens -> advantages -> train_step -> metrics, checkpoint, held-out look
+    specs -> engine -> episodes -> arrays + packed tokens -> advantages -> train_step -> metrics, checkpoint, held-out
+    look
 
 All randomness is keyed by the run's seed and the update's number, so a resumed run needs the training state alone.
 """
@@ -13,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
@@ -50,7 +52,7 @@ class Update:
 class RunLog(Protocol):
     """Where metrics go: files, a progress line, nothing. `reporting.run_log` has the usual one."""
 
-    def start(self, *, step: int, total: int) -> None:
+    def start(self, *, step: int, total: int, devices: Sequence[str]) -> None:
         """The run begins (or goes on) after update `step` of `total`: whatever was logged beyond it is dropped."""
         ...
 
@@ -73,7 +75,6 @@ def run(config: ConfigDict, workdir: str | pathlib.Path, *, resume: bool, log: R
     optimizer = states.make_optimizer(states.optimizer_settings(config.optimizer))
     saved = ckpt.Checkpoints(workdir, setup.model, keep=config.checkpoint.keep)
     state, record = initial_state(setup, optimizer, saved, resume=resume, extras=options.extras)
-    log.start(step=int(state.step), total=config.algorithm.steps)
     engine = setup.make_engine()
     compiles = CompileCounter()
     try:
@@ -87,6 +88,11 @@ def run(config: ConfigDict, workdir: str | pathlib.Path, *, resume: bool, log: R
     if interrupts.received is not None:
         print(f"interrupted: everything is saved in {workdir}; go on with --resume", flush=True)
         raise SystemExit(interrupts.exit_status)
+
+
+def device_names(setup: Setup) -> list[str]:
+    """The mesh's devices in words, for the run folder."""
+    return [f"{device.device_kind} {device.id}" for device in setup.mesh.devices.flat]
 
 
 def budget_sampler(config: ConfigDict) -> budgets.BudgetSampler:
@@ -113,7 +119,8 @@ def initial_state(
     resume: bool,
     extras: states.StateExtras = states.POLICY_ALONE,
 ) -> tuple[states.TrainState, dict]:
-    """The state to start from, placed on the mesh: the newest checkpoint, else `model.init_from`, else random weights."""
+    """The state to start from, placed on the mesh: the newest checkpoint, else `model.init_from`, else random
+    weights."""
     if resume and saved.latest_step() is not None:
         state, record = saved.restore(_abstract_state(setup, optimizer, extras))
         saved.drop_best_after(int(state.step))
@@ -133,9 +140,7 @@ def fresh_state(setup: Setup, optimizer: object, extras: states.StateExtras = st
 
 
 def _abstract_state(setup: Setup, optimizer: object, extras: states.StateExtras) -> states.TrainState:
-    shapes = jax.eval_shape(
-        functools.partial(states.init_state, setup.model, optimizer, setup.config.seed, extras)
-    )
+    shapes = jax.eval_shape(functools.partial(states.init_state, setup.model, optimizer, setup.config.seed, extras))
     shardings = states.state_shardings(setup.model, optimizer, setup.mesh, extras)
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes, shardings
@@ -248,8 +253,9 @@ class Trainer:
     def train(self, state: states.TrainState, interrupts: Interrupts) -> None:
         """Updates until `algorithm.steps` are done or a signal came; the last state is always saved."""
         total = self._config.algorithm.steps
-        state = self._warm_up(state)
+        self._warm_up(state)
         self._compiles.count = 0
+        self._log.start(step=int(state.step), total=total, devices=device_names(self._setup))
         while int(state.step) < total and interrupts.received is None:
             state, metrics = self._one_update(state)
             self._log.write(int(state.step), metrics)
@@ -265,7 +271,9 @@ class Trainer:
         finished = batches.sort_episodes(collected.episodes)
         rolled_out = time.perf_counter()
         if all(episode.is_void for episode in finished):
-            raise UserError(f"update {number}: the infrastructure voided every episode; the last said: {finished[-1].detail}")
+            raise UserError(
+                f"update {number}: the infrastructure voided every episode; the last said: {finished[-1].detail}"
+            )
         arrays, packed = make_batch(self._config, self._update, finished, replay=self._replayed(number, finished))
         state, metrics = apply_update(self._update, state, arrays, packed)
         updated = time.perf_counter()
@@ -276,7 +284,11 @@ class Trainer:
         if self._held_out and int(state.step) % self._config.eval.every == 0:
             metrics |= self._look(state)
         looked = time.perf_counter()
-        metrics |= {"time/rollout": rolled_out - begun, "time/update": updated - rolled_out, "time/eval": looked - updated}
+        metrics |= {
+            "time/rollout": rolled_out - begun,
+            "time/update": updated - rolled_out,
+            "time/eval": looked - updated,
+        }
         return state, metrics | self._cost(metrics, packed, looked - begun)
 
     def _collect(self, number: int) -> redraws.Collected:
@@ -309,9 +321,7 @@ class Trainer:
         self._check_turns(tasks)
         return tasks
 
-    def _specs(
-        self, number: int, first: list[episodes.Task], redraw: int, slots: Sequence[int]
-    ) -> list[EpisodeSpec]:
+    def _specs(self, number: int, first: list[episodes.Task], redraw: int, slots: Sequence[int]) -> list[EpisodeSpec]:
         """The specs of some slots in a round of redraws; budgets are keyed by the slots' first tasks."""
         algorithm = self._config.algorithm
         tasks = self._tasks(number, redraw) if redraw else first
@@ -340,9 +350,7 @@ class Trainer:
         if not self._config.algorithm.replay_budgets:
             return None
         return [
-            draw_budget(
-                self._config, e.max_budget, self._budget_keys[e.group], step=number, sampler=self._budgets
-            )[0]
+            draw_budget(self._config, e.max_budget, self._budget_keys[e.group], step=number, sampler=self._budgets)[0]
             for e in finished
         ]
 
@@ -395,16 +403,13 @@ class Trainer:
             / (matmul_peak_flops() * devices),
         }
 
-    def _warm_up(self, state: states.TrainState) -> states.TrainState:
-        """Compiles everything a run needs with empty batches; an empty batch leaves a copy of the state behind."""
+    def _warm_up(self, state: states.TrainState) -> None:
+        """Compiles everything that a run needs, with an empty batch on a copy of the state."""
         matmul_peak_flops()
         self._set_weights(state)
         self._engine.warm_up()
         arrays, packed = make_batch(self._config, self._update, [])
-        spare = jax.tree.map(lambda leaf: leaf.copy(), state)
-        apply_update(self._update, spare, arrays, packed)
-        return state
+        apply_update(self._update, jax.tree.map(jnp.copy, state), arrays, packed)
 
     def _save(self, state: states.TrainState) -> None:
         self._saved.save(state, {"best_score": self._best_score})
-

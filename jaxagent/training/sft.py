@@ -1,7 +1,8 @@
 """The base policy: cloning scripted demonstrations of mixed quality.
 
-Demonstrators never look at the budget line. It stands in a share of the demonstrations with a total drawn from the grid, and
-those are cut there: the line is in vocabulary and says nothing about what to do. The rest have no line and run to the full budget.
+Demonstrators never look at the budget line. It stands in a share of the demonstrations with a total drawn from the
+grid, and those are cut there: the line is in vocabulary and says nothing about what to do. The rest have no line and
+run to the full budget.
 """
 
 import dataclasses
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
@@ -26,7 +28,7 @@ from jaxagent.training import checkpoints as ckpt
 from jaxagent.training import state as states
 from jaxagent.training import step as steps
 from jaxagent.training.interrupts import Interrupts
-from jaxagent.training.loop import RunLog, initial_state, make_step_config
+from jaxagent.training.loop import RunLog, device_names, initial_state, make_step_config
 
 DEMONSTRATION_STREAM = 0xDE70
 
@@ -44,7 +46,6 @@ def run(config: ConfigDict, workdir: str | pathlib.Path, *, resume: bool, log: R
     optimizer = states.make_optimizer(settings)
     saved = ckpt.Checkpoints(workdir, setup.model, keep=config.checkpoint.keep)
     state, _ = initial_state(setup, optimizer, saved, resume=resume)
-    log.start(step=int(state.step), total=config.sft.steps)
     try:
         with Interrupts() as interrupts:
             _train(setup, optimizer, state, saved, log, interrupts)
@@ -110,6 +111,10 @@ def _train(
     num_rows = batches.num_packed_rows(
         config.sft.demonstrations, config.rollout.max_context, config.optimizer.row_tokens, config.optimizer.micro_rows
     )
+    weight = np.float32(config.sft.observation_weight)
+    # Compiled before the clock starts, with an empty batch on a copy of the state.
+    step_fn(jax.tree.map(jnp.copy, state), batches.empty_token_batch(num_rows, config.optimizer.row_tokens), weight)
+    log.start(step=int(state.step), total=config.sft.steps, devices=device_names(setup))
     while int(state.step) < config.sft.steps and interrupts.received is None:
         begun = time.perf_counter()
         number = int(state.step)
@@ -117,7 +122,7 @@ def _train(
         chosen = [tasks.task(int(index)) for index in order.integers(len(tasks), size=config.sft.demonstrations)]
         made = [demonstrate(setup, environment, task, step=number, member=i) for i, task in enumerate(chosen)]
         batch = _make_batch(config, made, num_rows)
-        state, metrics = step_fn(state, batch, np.float32(config.sft.observation_weight))
+        state, metrics = step_fn(state, batch, weight)
         metrics = {name: float(value) for name, value in jax.device_get(metrics).items()}
         metrics["sft/demonstration_success"] = float(np.mean([episode.success for episode in made]))
         metrics["time/step"] = time.perf_counter() - begun

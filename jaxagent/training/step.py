@@ -2,8 +2,8 @@
 
     weights of all tokens (global) -> scan over micro-batches: loss and gradient sums -> one optax update
 
-A micro-batch contributes a sum whose weights already hold the global denominator, so 1, 2 or 4 micro-batches and 1 or 8 devices
-add up to the same gradient. Micro-batches without a trained token are skipped.
+A micro-batch contributes a sum whose weights already hold the global denominator, so 1, 2 or 4 micro-batches and 1 or
+8 devices add up to the same gradient. Micro-batches without a trained token are skipped.
 """
 
 import dataclasses
@@ -42,7 +42,8 @@ def sft_step(
     batch: TokenBatch,
     observation_weight: jax.Array,
 ) -> tuple[TrainState, Metrics]:
-    """One supervised update: mean negative log-likelihood of the replies plus `observation_weight` times that of the rest.
+    """One supervised update: mean negative log-likelihood of the replies plus `observation_weight` times that of the
+    rest.
 
     The first token of an episode has no context to be predicted from and is left out.
     """
@@ -66,7 +67,8 @@ def sft_step(
 
 
 def loss_mask(batch: TokenBatch) -> jax.Array:
-    """Which tokens are trained, [B, S] bool: drawn by the sampler, within the budget, in an episode that is not void."""
+    """Which tokens are trained, [B, S] bool: drawn by the sampler, within the budget, in an episode that is not
+    void."""
     return jnp.asarray(batch.policy_mask & batch.budget_mask & batch.valid)
 
 

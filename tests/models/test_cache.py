@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxagent.models import cache as kv
-from jaxagent.models.decoder import DecoderConfig, forward, init_params
+from jaxagent.models.decoder import DecoderConfig, forward
 from jaxagent.models.logprobs import token_logprobs
 
 CONFIG = DecoderConfig(
@@ -26,20 +26,24 @@ CONFIG = DecoderConfig(
     tie_embeddings=False,
 )
 LENGTH, SLOTS, CAPACITY, WIDTH = 13, 3, 16, 6
-init = jax.jit(init_params, static_argnums=0)
 run_forward = jax.jit(forward, static_argnums=0)
 append = jax.jit(kv.append, static_argnums=0)
 unstack = jax.jit(kv.decoding_params, static_argnums=0)
 
 
-@functools.cache
-def sequences(config=CONFIG, seed=0):
-    """Parameters, tokens [N, LENGTH] and the hidden states of the training forward, all but the first as NumPy."""
-    params = init(config, jax.random.key(seed))
-    tokens = np.random.default_rng(seed).integers(0, config.vocab_size, (SLOTS, LENGTH))
-    positions = np.broadcast_to(np.arange(LENGTH), tokens.shape)
-    hidden = run_forward(config, params, tokens, positions, np.ones_like(tokens))
-    return params, tokens, np.asarray(hidden, np.float32)
+@pytest.fixture(scope="module")
+def sequences(random_params):
+    """config -> parameters, tokens [N, LENGTH] and the hidden states of the training forward, in NumPy."""
+
+    @functools.cache
+    def make(config):
+        params = random_params(config)
+        tokens = np.random.default_rng(0).integers(0, config.vocab_size, (SLOTS, LENGTH))
+        positions = np.broadcast_to(np.arange(LENGTH), tokens.shape)
+        hidden = run_forward(config, params, tokens, positions, np.ones_like(tokens))
+        return params, tokens, np.asarray(hidden)
+
+    return make
 
 
 def append_pieces(config, params, cache, tokens, pieces, width=WIDTH):
@@ -56,8 +60,8 @@ def append_pieces(config, params, cache, tokens, pieces, width=WIDTH):
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.lists(st.integers(0, WIDTH), min_size=SLOTS, max_size=SLOTS), min_size=1, max_size=9))
-def test_any_split_equals_forward(pieces):
-    params, tokens, expected = sequences()
+def test_any_split_equals_forward(sequences, pieces):
+    params, tokens, expected = sequences(CONFIG)
     room = np.full(SLOTS, LENGTH)
     fitted = []
     for counts in pieces:
@@ -74,7 +78,7 @@ def test_any_split_equals_forward(pieces):
 
 
 @pytest.mark.parametrize("num_kv_heads", [4, 2, 1])
-def test_one_token_at_a_time_equals_forward(num_kv_heads):
+def test_one_token_at_a_time_equals_forward(sequences, num_kv_heads):
     config = dataclasses.replace(CONFIG, num_kv_heads=num_kv_heads)
     params, tokens, expected = sequences(config)
     cache = kv.init_cache(config, SLOTS, CAPACITY)
@@ -83,15 +87,14 @@ def test_one_token_at_a_time_equals_forward(num_kv_heads):
         np.testing.assert_allclose(hidden, expected[:, lengths[0] - 1], atol=1e-5)
 
 
-def test_idle_rows_and_padding_are_never_written():
-    params, tokens, _ = sequences()
+def test_idle_rows_and_padding_are_never_written(sequences):
+    params, tokens, _ = sequences(CONFIG)
     decoding = unstack(CONFIG, params)
     noise = np.random.default_rng(5)
-    cache = jax.tree.map(
-        lambda a: jnp.asarray(noise.normal(size=a.shape), a.dtype), kv.init_cache(CONFIG, SLOTS, CAPACITY)
-    )
-    cache["lengths"] = jnp.array([3, CAPACITY - 2, 0])
-    counts = jnp.array([0, 2, 4])
+    empty = kv.init_cache(CONFIG, SLOTS, CAPACITY)
+    cache = jax.tree.map(lambda a: noise.normal(size=a.shape).astype(a.dtype), empty)
+    cache["lengths"] = np.array([3, CAPACITY - 2, 0], np.int32)
+    counts = np.array([0, 2, 4])
     hidden, after = append(CONFIG, decoding, cache, tokens[:, :WIDTH], counts)
     assert np.all(np.isfinite(hidden))
     np.testing.assert_array_equal(after["lengths"], [3, CAPACITY, 4])
@@ -104,23 +107,23 @@ def test_idle_rows_and_padding_are_never_written():
             np.testing.assert_array_equal(changed, expected)
 
 
-def test_a_refilled_slot_does_not_read_what_it_held():
-    params, tokens, expected = sequences()
+def test_a_refilled_slot_does_not_read_what_it_held(sequences):
+    params, tokens, expected = sequences(CONFIG)
     decoding = unstack(CONFIG, params)
     cache = kv.init_cache(CONFIG, SLOTS, CAPACITY)
-    _, cache = append(CONFIG, decoding, cache, tokens[::-1, :WIDTH], jnp.full(SLOTS, WIDTH))
+    _, cache = append(CONFIG, decoding, cache, tokens[::-1, :WIDTH], np.full(SLOTS, WIDTH))
     cache["lengths"] = cache["lengths"].at[0].set(0)
     window = tokens[:, :WIDTH]
-    hidden, _ = append(CONFIG, decoding, cache, window, jnp.array([2, 0, 0]))
+    hidden, _ = append(CONFIG, decoding, cache, window, np.array([2, 0, 0]))
     np.testing.assert_allclose(hidden[0], expected[0, 1], atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_sampled_and_trained_log_probs_agree(dtype):
+def test_sampled_and_trained_log_probs_agree(sequences, dtype):
     config = dataclasses.replace(CONFIG, compute_dtype=dtype)
     params, tokens, hidden = sequences(config)
     score = jax.jit(functools.partial(token_logprobs, config, temperature=1.0, chunk=8))
-    trained, _ = score(params, hidden.astype(dtype), tokens)
+    trained = np.asarray(score(params, hidden, tokens)[0])
     decoding = unstack(config, params)
     cache = kv.init_cache(config, SLOTS, CAPACITY)
     tolerance = 1e-5 if dtype == "float32" else 0.05
@@ -131,9 +134,9 @@ def test_sampled_and_trained_log_probs_agree(dtype):
         np.testing.assert_allclose(chosen, trained[:, lengths[0]], atol=tolerance)
 
 
-def test_decoding_params_are_unstacked_copies_in_the_compute_dtype():
+def test_decoding_params_are_unstacked_in_the_compute_dtype(random_params):
     config = dataclasses.replace(CONFIG, compute_dtype="bfloat16", num_layers=1)
-    decoding = unstack(config, init(config, jax.random.key(0)))
+    decoding = unstack(config, random_params(config))
     assert isinstance(decoding["blocks"], tuple) and len(decoding["blocks"]) == 1
     assert decoding["blocks"][0]["gate"].dtype == jnp.bfloat16
     assert decoding["blocks"][0]["mlp_norm"].dtype == decoding["final_norm"].dtype == jnp.float32
@@ -145,9 +148,9 @@ def test_decoding_params_are_unstacked_copies_in_the_compute_dtype():
     )
 
 
-def test_donating_the_trained_parameters_leaves_the_copy_alive():
+def test_donating_the_trained_parameters_leaves_the_copy_alive(random_params):
     consume = jax.jit(lambda params: jax.tree.map(lambda a: a + 1, params), donate_argnums=0)
-    source = init(CONFIG, jax.random.key(0))
+    source = jax.tree.map(jnp.asarray, random_params(CONFIG))
     for make in (unstack, kv.decoding_params):
         copy = make(CONFIG, source)
         source = consume(source)

@@ -18,7 +18,7 @@ def config():
 
 def log_steps(folder, config, steps, *, resume, start):
     with RunLog(folder, config, resume=resume, label="train") as log:
-        log.start(step=start, total=4)
+        log.start(step=start, total=4, devices=["cpu 0"])
         for step in steps:
             log.write(step, {"reward/mean": step / 8, "rollout/occupancy": 0.5, "rollout/turns_per_second": 900.0})
 
@@ -55,7 +55,18 @@ def test_resuming_what_has_not_begun_begins(tmp_path, config):
     assert len(load_run(tmp_path / "new").metrics) == 1
 
 
+def test_a_folder_where_nothing_was_run_is_free(tmp_path, config):
+    """A user error after the folder was made (a bad setting) must not block the next try, with another setting."""
+    with RunLog(tmp_path, config, resume=False, label="train"):
+        pass
+    other = apply_overrides(config, ["seed=5"])
+    log_steps(tmp_path, other, (1,), resume=False, start=0)
+    assert json.loads((tmp_path / "config.json").read_text())["seed"] == 5
+    assert json.loads((tmp_path / "environment.json").read_text())["devices"] == ["cpu 0"]
+
+
 def test_a_damaged_config_is_named(tmp_path, config):
+    log_steps(tmp_path, config, (1,), resume=False, start=0)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(UserError, match="damaged"):
         RunLog(tmp_path, config, resume=True, label="train")

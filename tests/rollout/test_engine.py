@@ -1,4 +1,5 @@
-"""The host loop: budgets counted, cut and told per slot; transcripts append-only; every end reason; voids and retries."""
+"""The host loop: budgets counted, cut and told per slot; transcripts append-only; every end reason; voids and
+retries."""
 
 import collections
 import dataclasses
@@ -83,7 +84,7 @@ def make_engine(step=go_on, reply=lambda *_: reply_ids("a\n"), reset=None, confi
 
 def test_the_line_is_right_at_first_last_and_refilled_turns():
     """Nine episodes with budgets of their own through two slots: each prompt shows its own count, as token ids."""
-    engine, fake, _ = make_engine(slots=2, max_context=400)
+    engine, _, _ = make_engine(slots=2, max_context=400)
     specs = [spec(budget, group=i, task=f"t{i}") for i, budget in enumerate([3, 1, 2, 5, 1, 4, 2, 3, 1])]
     finished = list(engine.run_episodes(specs))
     assert len(finished) == 9
@@ -107,9 +108,14 @@ def test_untold_and_partly_told_budgets():
 
 @pytest.mark.parametrize("chunk", [1, 3])
 def test_history_is_append_only(chunk):
-    """The cache of every slot is the transcript of its episode, token by token (F1, F2), but for the last sampled one."""
+    """The cache of every slot is the transcript of its episode, token by token (F1, F2), but for the last sampled
+    one."""
     engine, fake, _ = make_engine(
-        slots=2, chunk=chunk, max_context=400, max_turn_tokens=9, reply=lambda ids, turn, key: reply_ids("ab" * turn + "\n")
+        slots=2,
+        chunk=chunk,
+        max_context=400,
+        max_turn_tokens=9,
+        reply=lambda ids, turn, key: reply_ids("ab" * turn + "\n"),
     )
     finished = list(engine.run_episodes([spec(3, group=i) for i in range(4)]))
     caches = collections.Counter(tuple(past) for past in [*fake.pasts, *fake.cache] if past)
@@ -122,7 +128,9 @@ def test_history_is_append_only(chunk):
 
 def test_success_on_the_last_turn_counts_and_one_later_does_not():
     def solve_on_3(task, seed, turn, reply):
-        return StepResult(Observation("o"), 1.0, "success" if turn == 3 else None) if turn == 3 else go_on(0, 0, turn, "")
+        return (
+            StepResult(Observation("o"), 1.0, "success" if turn == 3 else None) if turn == 3 else go_on(0, 0, turn, "")
+        )
 
     engine, _, _ = make_engine(solve_on_3)
     by_budget = {e.enforced_budget: e for e in engine.run_episodes([spec(2), spec(3, group=1), spec(4, group=2)])}

@@ -7,9 +7,9 @@ from tiny_runs import SilentLog, tiny_config
 
 from jaxagent.episodes import read_episodes
 from jaxagent.errors import UserError
+from jaxagent.rollout.setup import make_setup
 from jaxagent.training import checkpoints, loop, sft
 from jaxagent.training import state as states
-from jaxagent.rollout.setup import make_setup
 
 
 def train(workdir, *overrides, variant="budgetmix,runlocal", resume=False):
@@ -79,12 +79,18 @@ def test_workers_change_nothing(finished, tmp_path):
     left, right = (jax.tree.leaves(params_of(config, path)[0]) for path in (workdir, tmp_path / "workers"))
     for a, b in zip(left, right, strict=True):
         np.testing.assert_array_equal(a, b)
-    assert [line["reward/mean"] for line in log.lines.values()] == [line["reward/mean"] for line in other.lines.values()]
+    assert [line["reward/mean"] for line in log.lines.values()] == [
+        line["reward/mean"] for line in other.lines.values()
+    ]
 
 
 def test_replay_trains_on_untold_rollouts(tmp_path):
     _, log = train(
-        tmp_path / "replay", "algorithm.replay_budgets=True", "budget.announce=none", "algorithm.steps=2", "eval.every=0"
+        tmp_path / "replay",
+        "algorithm.replay_budgets=True",
+        "budget.announce=none",
+        "algorithm.steps=2",
+        "eval.every=0",
     )
     drawn = {tenth for line in log.lines.values() for tenth in range(1, 11) if line[f"budget/groups_tenth_{tenth}"]}
     assert drawn and all(line["groups/count"] == 4 for line in log.lines.values())

@@ -1,4 +1,5 @@
-"""The training step: global denominators over micro-batches, devices and packings; masks that select; epochs that clip."""
+"""The training step: global denominators over micro-batches, devices and packings; masks that select; epochs that
+clip."""
 
 import dataclasses
 import functools
@@ -23,7 +24,9 @@ BUDGET = 8
 
 @pytest.fixture(scope="module")
 def setup():
-    return tiny_setup("optimizer.micro_rows=16", "rollout.max_context=64", "optimizer.row_tokens=64", "rollout.max_turns=8")
+    return tiny_setup(
+        "optimizer.micro_rows=16", "rollout.max_context=64", "optimizer.row_tokens=64", "rollout.max_turns=8"
+    )
 
 
 def groups_of_episodes(seed=0, groups=4, size=4, **fields):
@@ -129,7 +132,8 @@ def test_nan_and_inf_under_masks_are_harmless(setup, reference, poison):
 
 
 def test_loss_is_the_plain_formula(setup, reference):
-    """Against NumPy loops over episodes: policy tokens only, token mean, advantage by group, ratio against old log-probs."""
+    """Against NumPy loops over episodes: policy tokens only, token mean, advantage by group, ratio against old
+    log-probs."""
     _, metrics, batch = reference
     params = states.init_state(setup.model, make_optimizer(setup.config), 0).params
     episodes = groups_of_episodes()
@@ -262,7 +266,9 @@ def test_donated_state_shares_no_buffer(setup):
         lambda: states.init_state(setup.model, optimizer, 0),
         out_shardings=states.state_shardings(setup.model, optimizer, setup.mesh),
     )()
-    pointers = [shard.data.unsafe_buffer_pointer() for leaf in jax.tree.leaves(state) for shard in leaf.addressable_shards]
+    pointers = [
+        shard.data.unsafe_buffer_pointer() for leaf in jax.tree.leaves(state) for shard in leaf.addressable_shards
+    ]
     assert len(set(pointers)) == len(pointers)
     arrays, packed = loop.make_batch(setup.config, update, groups_of_episodes())
     before = np.asarray(logprobs_of(setup, state.params, packed))
@@ -285,7 +291,7 @@ def test_budgets_change_without_a_compilation(setup):
     for number, replay in enumerate([None, [2] * 16, [7] * 16]):
         counter = CompileCounter()
         if number == 0:
-            jax.jit(lambda x: 3 * x)(jnp.ones(5)).block_until_ready()  # other tests may have compiled the update already
+            jax.jit(lambda x: 3 * x)(jnp.ones(5)).block_until_ready()  # the update may be compiled already
         arrays, packed = loop.make_batch(setup.config, update, groups_of_episodes(seed=number), replay=replay)
         state, _ = loop.apply_update(update, state, arrays, packed)
         counts.append(counter.count)
