@@ -227,7 +227,9 @@ def _statistics(
 
 def _sums_by_tenth(batch: TokenBatch, mask: jax.Array, statistics: dict[str, jax.Array]) -> jax.Array:
     """[10, 1 + statistics]: the number of tokens and the sums over them."""
-    stacked = jnp.stack([mask.astype(jnp.float32), *(jnp.where(mask, x, 0.0) for x in statistics.values())])
+    # By name: a dictionary that went through jax has its keys in another order.
+    chosen = [statistics[name] for name in TENTH_STATISTICS if name in statistics]
+    stacked = jnp.stack([mask.astype(jnp.float32), *(jnp.where(mask, x, 0.0) for x in chosen)])
     members = (batch.budget_tenths[None] == jnp.arange(NUM_TENTHS)[:, None, None]) & mask
     return jnp.einsum("tbs,kbs->tk", members.astype(jnp.float32), stacked, precision=jax.lax.Precision.HIGHEST)
 

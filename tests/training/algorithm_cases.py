@@ -15,7 +15,12 @@ from jaxagent.training import loop, options
 from jaxagent.training import state as states
 
 SHAPE = ("optimizer.micro_rows=16", "rollout.max_context=64", "optimizer.row_tokens=64", "rollout.max_turns=8")
-SGD = ("optimizer.name=sgd", "optimizer.learning_rate=1.0", "optimizer.clip_norm=0.0")
+SGD = (
+    "optimizer.name=sgd",
+    "optimizer.learning_rate=1.0",
+    "optimizer.clip_norm=0.0",
+    "algorithm.entropy_coefficient=0.0",
+)
 PPO = (
     "algorithm.name=ppo",
     "algorithm.normalize_std=False",
