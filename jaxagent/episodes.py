@@ -116,6 +116,31 @@ class Episode:
         return ids
 
 
+def finished_episode(
+    spec: EpisodeSpec, turns: Iterable[Turn], end_reason: EndReason, *, outcome: float = 0.0, detail: str | None = None
+) -> Episode:
+    """The record of an episode that ran as `spec` ordered; `outcome` is its reward, success its end reason."""
+    turns = tuple(turns)
+    success = end_reason == "success"
+    return Episode(
+        run_seed=spec.run_seed,
+        step=spec.step,
+        task_id=spec.task.id,
+        env=spec.task.env,
+        group=spec.group,
+        member=spec.member,
+        max_budget=spec.task.max_turns,
+        told_budget=spec.told_budget,
+        enforced_budget=spec.enforced_budget,
+        turns=turns,
+        reward=float(outcome),
+        success=success,
+        success_turn=len(turns) if success else None,
+        end_reason=end_reason,
+        detail=detail,
+    )
+
+
 def episode_to_json(episode: Episode) -> str:
     """One line of strict JSON (no NaN, no infinity)."""
     return json.dumps(dataclasses.asdict(episode), separators=(",", ":"), allow_nan=False)

@@ -128,7 +128,7 @@ def _report_world(
     """Writes and prints a world's summaries, gates and contrasts; returns the first seed's summary."""
     summaries = []
     for comparison in comparisons:
-        summary = _summary(comparison)
+        summary = _summary(world, comparison)
         write_json(comparison.folder / "summary.json", summary)
         summaries.append(summary)
         print(f"\n{summary_table(summary)}\n")
@@ -141,12 +141,12 @@ def _report_world(
     return summaries[:1]
 
 
-def _summary(comparison: Comparison) -> dict[str, Any]:
+def _summary(world: str, comparison: Comparison) -> dict[str, Any]:
     first = next(iter(comparison.results.values()))
     hashes = {result["panel_hash"] for result in comparison.results.values()}
     if len(hashes) != 1:
         raise UserError(f"{comparison.folder}: the policies were evaluated on different panels {sorted(hashes)}")
-    shared = {name: first[name] for name in ("world", "k", "n", "num_tasks", "panel_hash")}
+    shared = {"world": world} | {name: first[name] for name in ("k", "n", "num_tasks", "panel_hash")}
     policies = {policy: result["budgets"] for policy, result in comparison.results.items()}
     return shared | {"seed": comparison.seed, "policies": policies}
 

@@ -38,5 +38,5 @@ def test_commands_of_the_readme_exist(command, capsys):
 def test_paths_of_the_readme_exist():
     for name in re.findall(r"`((?:configs|launch|notebooks|results)/[\w./]*)`", README):
         assert (ROOT / name).exists(), name
-    for target in set(re.findall(r"make ([a-z-]+)", README)):
+    for target in set(re.findall(r"(?:^    |`)make ([a-z-]+)", README, re.MULTILINE)):
         assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE), target

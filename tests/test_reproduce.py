@@ -34,7 +34,7 @@ def comparison(tmp_path_factory):
 def test_summary_has_the_promised_shape(comparison):
     summary = json.loads((comparison / "summary.json").read_text())
     assert {name: summary[name] for name in ("world", "k", "n", "num_tasks", "seed")} == {
-        "world": "lookup",
+        "world": "lookup_tiny",
         "k": 2,
         "n": 4,
         "num_tasks": 6,

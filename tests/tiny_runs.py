@@ -15,6 +15,7 @@ SMALL = (
     "optimizer.row_tokens=128",
     "optimizer.micro_rows=8",
     "algorithm.groups=4",
+    "algorithm.entropy_coefficient=0.0",
     "algorithm.group_size=4",
     "env.train_tasks=64",
     "logging.tensorboard=False",

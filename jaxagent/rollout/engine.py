@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from jaxagent import budgets
 from jaxagent.envs.base import InfrastructureError, Observation, StepResult
 from jaxagent.envs.workers import EnvironmentPool, ResetRequest, StepRequest
-from jaxagent.episodes import EndReason, Episode, EpisodeSpec, Turn
+from jaxagent.episodes import EndReason, Episode, EpisodeSpec, Turn, finished_episode
 from jaxagent.rollout.chat import LineChat
 from jaxagent.rollout.sampler import Request, Sampled, Sampler, idle_request
 
@@ -282,24 +282,7 @@ class RolloutEngine:
         slots[number] = None
         self.stats.episodes += 1
         self.stats.void_episodes += reason == "infrastructure"
-        spec = slot.spec
-        return Episode(
-            run_seed=spec.run_seed,
-            step=spec.step,
-            task_id=spec.task.id,
-            env=spec.task.env,
-            group=spec.group,
-            member=spec.member,
-            max_budget=spec.task.max_turns,
-            told_budget=spec.told_budget,
-            enforced_budget=spec.enforced_budget,
-            turns=tuple(slot.turns),
-            reward=float(outcome),
-            success=reason == "success",
-            success_turn=len(slot.turns) if reason == "success" else None,
-            end_reason=reason,
-            detail=detail,
-        )
+        return finished_episode(slot.spec, slot.turns, reason, outcome=outcome, detail=detail)
 
     def _run_pool(
         self, requests: list[ResetRequest | StepRequest]

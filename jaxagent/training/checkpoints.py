@@ -11,10 +11,24 @@ from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
+from absl import logging
 
 from jaxagent.errors import UserError
 from jaxagent.models.decoder import DecoderConfig
 from jaxagent.training.state import TrainState
+
+
+def _write_whole_shards() -> None:
+    """Lets one replica write each shard. Orbax's default splits shards among replicas by freshly compiled slices, and a
+    run compiles nothing after its warm-up."""
+    handler = ocp.type_handlers.ArrayHandler(use_replica_parallel=False)
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity(logging.ERROR)  # it warns that the default is replaced: that is the intention
+    ocp.type_handlers.register_type_handler(jax.Array, handler, override=True)
+    logging.set_verbosity(verbosity)
+
+
+_write_whole_shards()
 
 
 class Checkpoints:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from jaxagent import batches, budgets, episodes
+from jaxagent import batches, episodes
 from jaxagent.episodes import Episode, EpisodeSpec
 from jaxagent.errors import UserError
 from jaxagent.rollout.engine import RolloutEngine
@@ -31,7 +31,7 @@ from jaxagent.training import state as states
 from jaxagent.training import step as steps
 from jaxagent.training.episode_metrics import episode_metrics
 from jaxagent.training.interrupts import Interrupts
-from jaxagent.training.options import algorithm_options
+from jaxagent.training.options import algorithm_options, budget_sampler
 from jaxagent.training.policy_step import PolicyConfig
 from jaxagent.training.throughput import CompileCounter, matmul_peak_flops, peak_memory_bytes, train_flops_per_token
 
@@ -93,12 +93,6 @@ def run(config: ConfigDict, workdir: str | pathlib.Path, *, resume: bool, log: R
 def device_names(setup: Setup) -> list[str]:
     """The mesh's devices in words, for the run folder."""
     return [f"{device.device_kind} {device.id}" for device in setup.mesh.devices.flat]
-
-
-def budget_sampler(config: ConfigDict) -> budgets.BudgetSampler:
-    """The budget sampler of a config."""
-    section = config.budget
-    return budgets.make_sampler(section.sampler, percent=section.percent, stages=tuple(section.stages))
 
 
 def parse_trajectories(value: str) -> int | None:

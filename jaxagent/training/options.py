@@ -125,9 +125,24 @@ def algorithm_options(config: ConfigDict) -> AlgorithmOptions:
 def check_algorithm(config: ConfigDict) -> None:
     """Raises `UserError` where the `algorithm` section, or what it needs of others, cannot be honoured."""
     _check_ranges(config.algorithm)
-    _check_budgets(config)
+    budget_sampler(config)
     for complaint in _complaints(config):
         raise UserError(complaint)
+
+
+def budget_sampler(config: ConfigDict) -> budgets.BudgetSampler:
+    """The budget sampler of a config. A setting that the sampler or the announcement does not use raises."""
+    section = config.budget
+    if section.percent != 100 and section.sampler != "fixed":
+        raise UserError(f"budget.percent={section.percent} needs budget.sampler=fixed, got {section.sampler!r}")
+    if section.stages and section.sampler != "curriculum":
+        raise UserError(f"budget.stages needs budget.sampler=curriculum, got {section.sampler!r}")
+    if section.announce == "none" and section.announce_probability != 1.0:
+        raise UserError("budget.announce_probability needs a budget line, but budget.announce=none")
+    if not 0 <= section.turn_cost <= 1:
+        raise UserError(f"budget.turn_cost must lie in [0, 1], got {section.turn_cost}")
+    budgets.budget_line(1, 1, announce=section.announce, wording=section.wording)
+    return budgets.make_sampler(section.sampler, percent=section.percent, stages=tuple(section.stages))
 
 
 def _from_section(kind: type, section: ConfigDict) -> object:
@@ -214,14 +229,6 @@ def _check_ranges(section: ConfigDict) -> None:
     bounds = section.sequence_mask
     if bounds and not (len(bounds) == 2 and 0 <= bounds[0] <= 1 <= bounds[1]):
         raise UserError(f"algorithm.sequence_mask must be (low, high) with 0 <= low <= 1 <= high, got {bounds}")
-
-
-def _check_budgets(config: ConfigDict) -> None:
-    section = config.budget
-    budgets.budget_line(1, 1, announce=section.announce, wording=section.wording)
-    budgets.make_sampler(section.sampler, percent=section.percent, stages=tuple(section.stages))
-    if not 0 <= section.turn_cost <= 1:
-        raise UserError(f"budget.turn_cost must lie in [0, 1], got {section.turn_cost}")
 
 
 def _complaints(config: ConfigDict) -> Iterator[str]:

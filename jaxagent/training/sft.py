@@ -18,11 +18,10 @@ from ml_collections import ConfigDict
 
 from jaxagent import batches, budgets
 from jaxagent.envs.base import Environment, StepResult
-from jaxagent.episodes import Episode, Task, Turn
+from jaxagent.episodes import Episode, EpisodeSpec, Task, Turn, finished_episode
 from jaxagent.errors import UserError
 from jaxagent.rollout.engine import environment_seed
 from jaxagent.rollout.setup import Setup, make_setup
-from jaxagent.rollout.specs import EpisodeSpec
 from jaxagent.sharding import rules
 from jaxagent.training import checkpoints as ckpt
 from jaxagent.training import state as states
@@ -77,7 +76,8 @@ def demonstrate(setup: Setup, environment: Environment, task: Task, *, step: int
         result = environment.step(setup.chat.reply_text(sampled))
         turns.append(_turn(number, observed, sampled, reply, result, observation.anchor, enforced))
         observation = result.observation
-    return _episode(spec, turns, result)
+    outcome = result.reward if result.ended else 0.0
+    return finished_episode(spec, turns, result.ended or "budget", outcome=outcome, detail="demonstration")
 
 
 def _check(config: ConfigDict, setup: Setup) -> None:
@@ -172,25 +172,4 @@ def _turn(
         reward=0.0 if result.ended else float(result.reward),
         anchor=anchor,
         remaining=budgets.remaining_turns(enforced, number),
-    )
-
-
-def _episode(spec: EpisodeSpec, turns: list[Turn], result: StepResult) -> Episode:
-    success = result.ended == "success"
-    return Episode(
-        run_seed=spec.run_seed,
-        step=spec.step,
-        task_id=spec.task.id,
-        env=spec.task.env,
-        group=spec.group,
-        member=spec.member,
-        max_budget=spec.task.max_turns,
-        told_budget=spec.told_budget,
-        enforced_budget=spec.enforced_budget,
-        turns=tuple(turns),
-        reward=float(result.reward) if result.ended else 0.0,
-        success=success,
-        success_turn=len(turns) if success else None,
-        end_reason=result.ended or "budget",
-        detail="demonstration",
     )
