@@ -270,6 +270,8 @@ def _advantage_complaints(config: ConfigDict) -> Iterator[str]:
         yield "algorithm.max_redraws needs algorithm.zero_variance=redraw"
     if config.env.step_reward != "none" and name not in ("gigpo", "ppo"):
         yield f"env.step_reward={config.env.step_reward} reaches gigpo and ppo alone, algorithm.name is {name}"
+    if config.env.step_reward == "none" and config.env.step_reward_scale != default_config().env.step_reward_scale:
+        yield f"env.step_reward_scale={config.env.step_reward_scale} needs env.step_reward"
     if not section.group_baseline and name != "reinforce_plus_plus":
         yield f"algorithm.group_baseline=False is an option of reinforce_plus_plus, algorithm.name is {name}"
 

@@ -69,8 +69,15 @@ def case_setup(name, *overrides, devices=1):
 
 
 def groups_of_episodes(seed=0, groups=4, size=4, **fields):
+    """Random episodes whose log-probs are about those of the fresh policy, so that some ratios are clipped, not all."""
     rng = np.random.default_rng(seed)
-    return [random_episode(rng, group=g, member=m, **fields) for g in range(groups) for m in range(size)]
+    episodes = [random_episode(rng, group=g, member=m, **fields) for g in range(groups) for m in range(size)]
+    return [dataclasses.replace(e, turns=tuple(_near_the_policy(turn) for turn in e.turns)) for e in episodes]
+
+
+def _near_the_policy(turn):
+    """Log-probs from [-1, 0] to [-4.5, -3.9]; the vocabulary's uniform is -4.2."""
+    return dataclasses.replace(turn, logprobs=tuple(0.6 * value - 3.9 for value in turn.logprobs))
 
 
 def cut(episode, budget):

@@ -66,7 +66,9 @@ CASES = [
     ((KL, "algorithm.kl.reference=best"), "kl.reference"),
     (("algorithm.kl.coefficient=-1.0",), "kl.coefficient"),
     (("env.step_reward=progress",), "reaches gigpo and ppo alone"),
+    (("env.step_reward_scale=2.0",), "needs env.step_reward"),
     (("budget.sampler=dice",), "budget.sampler"),
+    (("budget.percent=50",), "budget.percent=50 needs"),
 ]
 
 
