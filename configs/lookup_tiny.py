@@ -5,7 +5,8 @@ Shows: BudgetMix RL (arXiv 2611.06483) against GRPO at the full budget. The agen
 Hardware and time: two CPU cores; see the README for the measured times of one arm and its evaluation.
 Command: jaxagent reproduce --worlds=lookup_tiny --arms=base,grpo_full,budgetmix --seeds=0 --workdir=runs/lookup
 One arm: jaxagent train --config=lookup_tiny:budgetmix --config.model.init_from=runs/base --workdir=runs/budgetmix
-Variants: base, grpo_full, grpo_full_noline, budgetmix, budgetmix_noline; runlocal shrinks any of them to a smoke run.
+Variants: base, grpo_full, grpo_full_noline, budgetmix, budgetmix_noline, gigpo, gigpo_budgetmix, ppo, ppo_budgetmix,
+dr_grpo, rloo; runlocal shrinks any of them to a smoke run.
 """
 
 from jaxagent.config import apply_variant, default_config

@@ -51,6 +51,12 @@ class TokenBatch:
     behaviour_logprobs: jax.Array | np.ndarray  # [B, S] float32
     old_logprobs: jax.Array | np.ndarray  # [B, S] float32
     advantages: jax.Array | np.ndarray  # [B, S] float32
+    # Where used, else None:
+    group_ids: jax.Array | np.ndarray | None = None  # [B, S] int32, the episode's group
+    budget_tenths: jax.Array | np.ndarray | None = None  # [B, S] int32, 0..9: ceil(10 budget / full budget) - 1
+    ref_logprobs: jax.Array | np.ndarray | None = None  # [B, S] float32, under the reference policy
+    old_values: jax.Array | np.ndarray | None = None  # [B, S] float32, the critic's before the update
+    returns: jax.Array | np.ndarray | None = None  # [B, S] float32, the critic's targets
 
 
 def sort_episodes(episodes: Sequence[Episode]) -> list[Episode]:
@@ -94,7 +100,7 @@ def episode_arrays(
     )
     arrays.group_ids[: len(episodes)] = _group_ids(episodes, budgets)
     arrays.anchor_ids[: len(episodes)] = step_group_ids(
-        episodes, max_turns=max_turns, match=anchor_match, with_remaining=anchor_with_remaining
+        episodes, max_turns=max_turns, match=anchor_match, with_remaining=anchor_with_remaining, budgets=budgets
     )
     for row, (episode, budget) in enumerate(zip(episodes, budgets, strict=True)):
         if budget > max_turns:
@@ -115,13 +121,19 @@ def episode_arrays(
 
 
 def step_group_ids(
-    episodes: Sequence[Episode], *, max_turns: int, match: str = "exact", with_remaining: bool = False
+    episodes: Sequence[Episode],
+    *,
+    max_turns: int,
+    match: str = "exact",
+    with_remaining: bool = False,
+    budgets: Sequence[int] | None = None,
 ) -> np.ndarray:
     """Dense int32 ids of the states in which turns were taken, [N, T], -1 where there is no turn.
 
     Equal ids within a group mean equal states; ids are unique across groups too. A turn without an anchor has an id
     of its own. `similar` joins a state to the first earlier one of its group whose text is at least 95 % alike
-    (greedy, in row order). With `with_remaining` two visits with different turns left are different states.
+    (greedy, in row order). With `with_remaining` two visits with different turns left are different states. Turns
+    beyond an episode's entry of `budgets`, and void episodes, have no ids and are nobody's first.
     """
     if match not in ("exact", "similar"):
         raise UserError(f"anchor match must be exact or similar, got {match!r}")
@@ -131,7 +143,8 @@ def step_group_ids(
     next_id = 0
     for row, episode in enumerate(episodes):
         scope = (episode.step, episode.group, episode.task_id)
-        for column, turn in enumerate(episode.turns[:max_turns]):
+        limit = 0 if episode.is_void else max_turns if budgets is None else min(budgets[row], max_turns)
+        for column, turn in enumerate(episode.turns[:limit]):
             if turn.anchor is None:
                 ids[row, column] = next_id
                 next_id += 1

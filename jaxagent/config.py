@@ -32,6 +32,8 @@ def _env() -> ConfigDict:
     env.name = "lookup"  # a registered environment: `jaxagent.envs.registry`
     env.options = ConfigDict()  # keyword arguments of the environment and its tasks; checked by the environment
     env.options.unlock()
+    env.step_reward = "none"  # none | progress | optimal (both by the environment's oracle) | module:function
+    env.step_reward_scale = 0.1  # factor of step rewards
     env.train_tasks = 1 << 20  # length of the training source; generated tasks are made on demand
     env.workers = 0  # environment processes; 0 steps them inside this process
     env.step_timeout = 30.0  # seconds a worker may take for one step before it counts as dead
@@ -46,6 +48,7 @@ def _budget() -> ConfigDict:
     budget.stages = ()  # ((first step, percent), ...) for `curriculum`
     budget.announce = "total_and_remaining"  # total_and_remaining | remaining | total | none
     budget.announce_probability = 1.0  # share of groups that are told their budget
+    budget.turn_cost = 0.0  # c: a success is worth 1 - c * turns / max_turns of its reward
     budget.wording = "sentence"  # sentence | words (one word a number, for tiny models)
     return budget
 
@@ -94,25 +97,89 @@ def _sft() -> ConfigDict:
 
 def _algorithm() -> ConfigDict:
     algorithm = ConfigDict()
-    algorithm.name = "grpo"
-    algorithm.steps = 200  # updates
+    algorithm.name = "grpo"  # grpo | dr_grpo | rloo | reinforce_plus_plus | gigpo | ppo
+    algorithm.steps = 200  # updates: one batch of rollouts each
     algorithm.groups = 8  # task groups an update
     algorithm.group_size = 8  # episodes a group
-    algorithm.normalize_std = False  # divide the advantage by the group's standard deviation (ddof 1)
+    algorithm.normalize_std = False  # divide the advantage by the group's standard deviation (ddof 1); grpo and gigpo
+    algorithm.std_floor = 0.0  # added to that standard deviation; needed beside a turn cost
+    algorithm.group_baseline = True  # reinforce_plus_plus: centre on the group's mean first, else on the batch's
     algorithm.clip_low = 0.2
     algorithm.clip_high = 0.28
+    algorithm.dual_clip = 0.0  # bound of the loss at negative advantages, above 1 (3.0 is usual); 0: off
+    algorithm.ratio = "token"  # token | gspo_sequence | gspo_token
+    algorithm.aggregation = "auto"  # token_mean | sequence_mean | prompt_mean | dr_grpo; auto: the algorithm's own
     algorithm.entropy_coefficient = 0.0  # weight of an entropy bonus in the loss
-    algorithm.epochs = 1  # passes over a batch with fixed behaviour log-probs
+    algorithm.importance_cap = 0.0  # truncated importance sampling, old over behaviour, at most this (2.0); 0: off
+    algorithm.sequence_mask = ()  # (low, high): episodes whose ratio old over behaviour left it are out of the loss
+    algorithm.sequence_mask_mean = False  # that ratio is the geometric mean over tokens instead of the product
+    algorithm.epochs = 1  # passes over a batch with fixed behaviour and old log-probs
+    algorithm.minibatches = 1  # gradient steps a pass; whole episodes, drawn once a batch
     algorithm.old_logprobs = "behaviour"  # behaviour | recomputed (one no-gradient pass before the update)
     algorithm.replay_budgets = False  # re-score full-length, unannounced rollouts at a drawn budget
+    algorithm.overruns = "zero"  # episodes cut by their budget: zero | mask (no loss) | drop (no statistics) | penalty
+    algorithm.overrun_penalty = 0.0  # the outcome is minus this, for `penalty`
+    algorithm.zero_variance = "keep"  # groups of equal returns: keep | drop | redraw (another task at the same tenth)
+    algorithm.max_redraws = 2  # rounds of redraws an update; groups that are still flat are dropped
+    algorithm.kl = _kl()
+    algorithm.gigpo = _gigpo()
+    algorithm.ppo = _ppo()
+    algorithm.critic = _critic()
     return algorithm
+
+
+def _kl() -> ConfigDict:
+    kl = ConfigDict()
+    kl.coefficient = 0.0  # weight of KL(policy || reference); 0: no reference is kept
+    kl.kind = "k3"  # k1 | k2 | k3 | k3_st (value of k3, gradient of k2)
+    kl.place = "loss"  # loss | reward
+    kl.reference = "frozen"  # frozen (the initial policy) | moving_average
+    kl.decay = 0.99  # of the moving average, an update
+    return kl
+
+
+def _gigpo() -> ConfigDict:
+    gigpo = ConfigDict()
+    gigpo.gamma = 0.95  # discount a turn
+    gigpo.step_weight = 1.0  # weight of the step part beside the episode part
+    gigpo.episode_stats = "trajectories"  # trajectories | rows (an episode counts once a turn)
+    gigpo.require_distinct_trajectories = False  # a state that one episode alone visits says nothing
+    gigpo.anchor_match = "exact"  # exact | similar (texts that are 95 % alike)
+    gigpo.anchor_with_remaining = False  # turns left are part of the state
+    return gigpo
+
+
+def _ppo() -> ConfigDict:
+    ppo = ConfigDict()
+    ppo.advantage = "turn_gae"  # token_gae | turn_gae | bi_level_gae
+    ppo.gamma = 1.0  # a token; a turn for turn_gae
+    ppo.lam = 1.0
+    ppo.turn_gamma = 0.95  # bi_level_gae: the level of turns
+    ppo.turn_lam = 1.0
+    ppo.bootstrap = "turn_start"  # bi_level_gae: turn_start | turn_end
+    ppo.whiten = True  # advantages of the whole batch to mean 0 and variance 1
+    ppo.value_clip = 0.2  # of the value loss; 0: off
+    return ppo
+
+
+def _critic() -> ConfigDict:
+    critic = ConfigDict()
+    critic.kind = "none"  # none | head (on the policy's trunk) | separate (a network of the policy's shape)
+    critic.learning_rate = 1e-3  # of the critic's own optimizer, otherwise as the section `optimizer`
+    critic.warmup_steps = 0  # linear, of that learning rate
+    critic.alone_updates = 0  # first updates in which the critic learns and the policy stands still
+    critic.trunk_weight = 0.1  # head: weight of the value loss in the gradient of the shared trunk
+    return critic
 
 
 def _optimizer() -> ConfigDict:
     optimizer = ConfigDict()
     optimizer.name = "adam"  # adam | adamw | sgd
     optimizer.learning_rate = 5e-4
-    optimizer.warmup_steps = 0  # linear
+    optimizer.schedule = "constant"  # constant | cosine
+    optimizer.warmup_steps = 0  # linear, in gradient steps
+    optimizer.decay_steps = 0  # cosine: gradient steps until the final share, the warm-up included
+    optimizer.final_share = 0.0  # cosine: of the learning rate, at the end of the decay
     optimizer.b1 = 0.9
     optimizer.b2 = 0.999
     optimizer.eps = 1e-5
@@ -173,17 +240,29 @@ ARMS = {
     "budgetmix": {"sampler": "budgetmix"},
     "budgetmix_noline": {"sampler": "budgetmix", "announce": "none"},
 }
+_PPO = {"algorithm.name": "ppo", "algorithm.normalize_std": False, "algorithm.critic.kind": "head"}
+# Algorithms other than GRPO: the arm whose budgets they train at, and their fields.
+ALGORITHM_ARMS = {
+    "gigpo": ("grpo_full", {"algorithm.name": "gigpo"}),
+    "gigpo_budgetmix": ("budgetmix", {"algorithm.name": "gigpo"}),
+    "ppo": ("grpo_full", _PPO),
+    "ppo_budgetmix": ("budgetmix", _PPO),
+    "dr_grpo": ("grpo_full", {"algorithm.name": "dr_grpo", "algorithm.normalize_std": False}),
+    "rloo": ("grpo_full", {"algorithm.name": "rloo", "algorithm.normalize_std": False}),
+}
 
 
 def apply_variant(config: ConfigDict, variant: str, runlocal: dict[str, object]) -> ConfigDict:
-    """Applies what stands behind the colon of `--config=NAME:VARIANT`: an arm, `runlocal`, or both with a comma.
+    """Applies what stands behind the colon of `--config=NAME:VARIANT`: arms and `runlocal`, with commas between.
 
-    Arms differ in the budget section alone: `grpo_full` trains at the full budget with the line, `budgetmix` at a
-    drawn one, `_noline` hides the line; `base` is the cloned policy that all of them start from.
+    GRPO arms differ in the budget section alone: `grpo_full` trains at the full budget with the line, `budgetmix` at a
+    drawn one, `_noline` hides the line; `base` is the cloned policy that all of them start from. `gigpo`, `ppo`,
+    `dr_grpo` and `rloo` name the algorithm, at the full budget; `_budgetmix` behind it, or as a further word, draws the
+    budgets.
 
     Args:
       config: changed in place and returned.
-      variant: e.g. `budgetmix`, `runlocal`, `grpo_full,runlocal`; empty for none.
+      variant: e.g. `budgetmix`, `runlocal`, `grpo_full,runlocal`, `rloo,budgetmix`; empty for none.
       runlocal: dotted fields that shrink the experiment to a smoke run.
 
     Raises:
@@ -194,6 +273,10 @@ def apply_variant(config: ConfigDict, variant: str, runlocal: dict[str, object])
             config.update_from_flattened_dict(runlocal)
         elif word in ARMS:
             config.budget.update(ARMS[word])
+        elif word in ALGORITHM_ARMS:
+            arm, fields = ALGORITHM_ARMS[word]
+            config.budget.update(ARMS[arm])
+            config.update_from_flattened_dict(fields)
         else:
-            raise UserError(f"unknown variant {word!r}; choose from {', '.join([*ARMS, 'runlocal'])}")
+            raise UserError(f"unknown variant {word!r}; choose from {', '.join([*ARMS, *ALGORITHM_ARMS, 'runlocal'])}")
     return config

@@ -29,6 +29,7 @@ from jaxagent.reporting.tables import summary_table
 from jaxagent.reporting.workdir import prepare_workdir
 from jaxagent.rollout.setup import make_setup
 from jaxagent.training import loop, sft
+from jaxagent.training.options import check_algorithm
 
 BASE = "base"
 EVALUATION = "panel"
@@ -75,7 +76,7 @@ def run(
     for world, arm in itertools.product(worlds, arms):  # a mistake in the last arm shows before the first is trained
         config = _load(world, arm, seeds[0], folders[world], overrides)
         make_setup(config)
-        loop.check_algorithm(config)
+        check_algorithm(config)
     summaries = []
     for world, folder in folders.items():
         comparisons = [_compare(world, arms, seed, folder / f"seed_{seed}", overrides) for seed in seeds]

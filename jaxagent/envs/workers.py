@@ -15,7 +15,7 @@ import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from jaxagent.envs import registry
+from jaxagent.envs import step_rewards
 from jaxagent.envs.base import Environment, InfrastructureError, InfrastructureKind, Observation, StepResult
 from jaxagent.episodes import Task
 from jaxagent.errors import UserError
@@ -42,6 +42,7 @@ class StepRequest:
     reply: str
 
 
+Recipe = tuple[str, dict[str, Any], str, float]  # the arguments of `step_rewards.make_environment`
 Request = ResetRequest | StepRequest
 Result = Observation | StepResult | InfrastructureError
 
@@ -54,8 +55,18 @@ class EnvironmentPool:
     manager or call `close`.
     """
 
-    def __init__(self, env_name: str, options: Mapping[str, Any], *, num_workers: int, step_timeout: float) -> None:
+    def __init__(
+        self,
+        env_name: str,
+        options: Mapping[str, Any],
+        *,
+        num_workers: int,
+        step_timeout: float,
+        step_reward: str = "none",
+        step_reward_scale: float = 1.0,
+    ) -> None:
         """`step_timeout`: seconds one reset or step may take in a worker; it cannot be enforced inside this process.
+        `step_reward`: the rule of `step_rewards.make_environment`, applied where the environment runs.
 
         Raises `UserError` on an unknown environment, a bad option or a bad number, before any process starts.
         """
@@ -63,11 +74,12 @@ class EnvironmentPool:
             raise UserError(f"env.workers must be 0 or more, got {num_workers}")
         if not step_timeout > 0:
             raise UserError(f"env.step_timeout must be a positive number of seconds, got {step_timeout}")
-        registry.get(env_name).make_environment(options).close()
+        recipe = (env_name, dict(options), step_reward, step_reward_scale)
+        step_rewards.make_environment(*recipe).close()
         self._timeout = step_timeout
         self._closed = False
-        self._local = _Slots(env_name, options) if num_workers == 0 else None
-        self._workers = [_Worker(env_name, options, step_timeout) for _ in range(num_workers)]
+        self._local = _Slots(recipe) if num_workers == 0 else None
+        self._workers = [_Worker(recipe, step_timeout) for _ in range(num_workers)]
 
     def run(self, requests: Sequence[Request]) -> list[Result]:
         """Answers all requests, in their order; those of one slot are taken in order too.
@@ -131,8 +143,8 @@ class EnvironmentPool:
 class _Worker:
     """The caller's side of one worker process; it starts at once and is waited for at its first request."""
 
-    def __init__(self, env_name: str, options: Mapping[str, Any], timeout: float) -> None:
-        self._recipe = (env_name, dict(options))
+    def __init__(self, recipe: Recipe, timeout: float) -> None:
+        self._recipe = recipe
         self._timeout = timeout
         self._start()
 
@@ -196,7 +208,7 @@ class _Worker:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
         # A daemon: the interpreter kills it at exit where `close` was never called.
-        self._process = context.Process(target=_serve, args=(theirs, *self._recipe), daemon=True)
+        self._process = context.Process(target=_serve, args=(theirs, self._recipe), daemon=True)
         with _without_main_module():
             self._process.start()
         theirs.close()  # so that the death of the process is the end of the file
@@ -208,9 +220,8 @@ class _Worker:
 class _Slots:
     """The live environments of one process, one a slot."""
 
-    def __init__(self, env_name: str, options: Mapping[str, Any]) -> None:
-        self._make = registry.get(env_name).make_environment
-        self._options = dict(options)
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe = recipe
         self._live: dict[int, Environment] = {}
 
     def answer(self, request: Request) -> Result:
@@ -219,7 +230,7 @@ class _Slots:
         try:
             if isinstance(request, ResetRequest):
                 if slot not in self._live:
-                    self._live[slot] = self._make(self._options)
+                    self._live[slot] = step_rewards.make_environment(*self._recipe)
                 return self._live[slot].reset(request.task, request.seed)
             if slot not in self._live:
                 return InfrastructureError("worker", f"slot {slot} has no live episode")
@@ -243,10 +254,10 @@ class _Slots:
                 environment.close()
 
 
-def _serve(connection: multiprocessing.connection.Connection, env_name: str, options: dict[str, Any]) -> None:
+def _serve(connection: multiprocessing.connection.Connection, recipe: Recipe) -> None:
     """The worker process: lists of requests in, one answer a request out, until None or the end of the caller."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal group; the caller decides
-    slots = _Slots(env_name, options)
+    slots = _Slots(recipe)
     with contextlib.suppress(EOFError, OSError):  # the caller is gone
         connection.send(_READY)
         while (requests := connection.recv()) is not None:

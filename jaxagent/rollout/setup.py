@@ -39,7 +39,14 @@ class Setup:
         """A rollout engine without weights yet: `set_engine_params` gives them."""
         rollout, env = self.config.rollout, self.config.env
         sampler = make_sampler(self)
-        pool = EnvironmentPool(env.name, env.options.to_dict(), num_workers=env.workers, step_timeout=env.step_timeout)
+        pool = EnvironmentPool(
+            env.name,
+            env.options.to_dict(),
+            num_workers=env.workers,
+            step_timeout=env.step_timeout,
+            step_reward=env.step_reward,
+            step_reward_scale=env.step_reward_scale,
+        )
         settings = EngineConfig(
             announce=self.config.budget.announce,
             wording=self.config.budget.wording,

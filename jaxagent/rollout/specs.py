@@ -9,15 +9,26 @@ from jaxagent.episodes import EpisodeSpec, Task
 
 
 def group_specs(
-    config: ConfigDict, tasks: list[Task], *, step: int, group_size: int, sampler: budgets.BudgetSampler
+    config: ConfigDict,
+    tasks: list[Task],
+    *,
+    step: int,
+    group_size: int,
+    sampler: budgets.BudgetSampler,
+    groups: Sequence[int] | None = None,
+    keys: Sequence[str] | None = None,
 ) -> list[EpisodeSpec]:
     """The specs of one training step: one group a task, one budget and one announcement a group.
 
     With `algorithm.replay_budgets` episodes run to the full budget untold; the drawn budget is applied afterwards.
+    `groups` are the groups' numbers (0, 1, ... by default) and `keys` the task ids that key their budgets (by default
+    the tasks' own): a redrawn group has a number of its own and the key of the group that it stands in for.
     """
     specs = []
-    for group, task in enumerate(tasks):
-        drawn, told = draw_budget(config, task, step=step, sampler=sampler)
+    groups = range(len(tasks)) if groups is None else groups
+    keys = [task.id for task in tasks] if keys is None else keys
+    for task, group, key in zip(tasks, groups, keys, strict=True):
+        drawn, told = draw_budget(config, task.max_turns, key, step=step, sampler=sampler)
         enforced = task.max_turns if config.algorithm.replay_budgets else drawn
         specs += [
             EpisodeSpec(
@@ -34,11 +45,13 @@ def group_specs(
     return specs
 
 
-def draw_budget(config: ConfigDict, task: Task, *, step: int, sampler: budgets.BudgetSampler) -> tuple[int, bool]:
-    """The budget of one group and whether it is told."""
-    key = {"seed": config.seed, "step": step, "task_id": task.id}
+def draw_budget(
+    config: ConfigDict, max_turns: int, task_id: str, *, step: int, sampler: budgets.BudgetSampler
+) -> tuple[int, bool]:
+    """The budget of one group of a task with `max_turns`, keyed by `task_id`, and whether it is told."""
+    key = {"seed": config.seed, "step": step, "task_id": task_id}
     told = config.budget.announce != "none" and budgets.is_announced(config.budget.announce_probability, **key)
-    return sampler.sample(task.max_turns, **key), told
+    return sampler.sample(max_turns, **key), told
 
 
 def told_specs(

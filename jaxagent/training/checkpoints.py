@@ -72,9 +72,10 @@ class Checkpoints:
                 "another --workdir (model.init_from takes its weights)"
             )
         _check_model(where, record, self._model)
+        wanted = ocp.args.StandardRestore(_present(abstract))
         with _reading(where):
-            restored = self._latest.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract)))
-        return restored["state"], record
+            restored = self._latest.restore(step, args=ocp.args.Composite(state=wanted))
+        return TrainState(**restored["state"]), record
 
     def drop_best_after(self, step: int) -> None:
         """Forgets a best checkpoint that a resumed run has not reached yet."""
@@ -94,10 +95,10 @@ class Checkpoints:
         if step in manager.all_steps():
             return
         record = record | {"kind": self._kind, "step": step, "model": dataclasses.asdict(self._model)}
-        arguments = ocp.args.Composite(state=ocp.args.StandardSave(state), record=ocp.args.JsonSave(record))
+        parts = {"state": ocp.args.StandardSave(_present(state)), "record": ocp.args.JsonSave(record)}
         _check_space(pathlib.Path(str(manager.directory)), state)
         with _writing(manager):
-            manager.save(step, args=arguments)
+            manager.save(step, args=ocp.args.Composite(**parts))
 
 
 def load_params(run: str | pathlib.Path, model: DecoderConfig, shardings: dict) -> tuple[dict, dict[str, Any]]:
@@ -137,6 +138,12 @@ def _restore_params(folder: pathlib.Path, shardings: dict) -> dict:
         folder, args=ocp.args.PyTreeRestore(item=item, restore_args=restore_args, partial_restore=True)
     )
     return restored["params"]
+
+
+def _present(state: TrainState) -> dict[str, Any]:
+    """The fields that a state has: a run without reference and critic leaves no trace of them on disk."""
+    fields = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _folder(workdir: str | pathlib.Path) -> pathlib.Path:

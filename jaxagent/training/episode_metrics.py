@@ -23,6 +23,7 @@ def episode_metrics(episodes: Sequence[Episode], rewards: np.ndarray, group_ids:
     chosen = [episodes[row] for row in kept]
     turns = [turn for episode in chosen for turn in episode.turns]
     used = [len(episode.turns) / episode.enforced_budget for episode in chosen]
+    told = [len(episode.turns) / episode.told_budget for episode in chosen if episode.told_budget is not None]
     metrics |= {
         "reward/mean": float(np.mean(rewards[kept])),
         "reward/success": float(np.mean([episode.success for episode in chosen])),
@@ -31,6 +32,9 @@ def episode_metrics(episodes: Sequence[Episode], rewards: np.ndarray, group_ids:
         "reward/invalid_share": float(np.mean([not turn.valid for turn in turns])) if turns else 0.0,
         "reward/reply_tokens_mean": float(np.mean([len(turn.sampled_ids) for turn in turns])) if turns else 0.0,
     }
+    if told:
+        metrics["reward/turns_used_over_told"] = float(np.mean(told))
+    metrics["reward/step_reward_mean"] = float(np.mean([sum(turn.reward for turn in e.turns) for e in chosen]))
     for reason in END_REASONS:
         metrics[f"end/{reason}"] = sum(episode.end_reason == reason for episode in episodes) / len(episodes)
     return metrics | _group_metrics(chosen, rewards[kept], group_ids[kept])

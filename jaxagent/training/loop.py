@@ -19,8 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from jaxagent import batches, budgets, episodes
-from jaxagent.algorithms import advantages
+from jaxagent import batches, episodes
 from jaxagent.episodes import Episode, EpisodeSpec
 from jaxagent.errors import UserError
 from jaxagent.rollout.engine import RolloutEngine
@@ -28,10 +27,13 @@ from jaxagent.rollout.setup import Setup, make_setup, sampler_params_fn
 from jaxagent.rollout.specs import draw_budget, group_specs, told_specs
 from jaxagent.sharding import rules
 from jaxagent.training import checkpoints as ckpt
+from jaxagent.training import policy_step, prepare, redraws, rows
 from jaxagent.training import state as states
 from jaxagent.training import step as steps
 from jaxagent.training.episode_metrics import episode_metrics
 from jaxagent.training.interrupts import Interrupts
+from jaxagent.training.options import algorithm_options, budget_sampler
+from jaxagent.training.policy_step import PolicyConfig
 from jaxagent.training.throughput import CompileCounter, matmul_peak_flops, peak_memory_bytes, train_flops_per_token
 
 HELD_OUT_SEED = 0x4E1D  # added to the run's seed: held-out looks draw their own noise, the same at every look
@@ -42,7 +44,7 @@ class Update:
     """The compiled pieces of one update and the static layout of its batch."""
 
     train_step: Callable
-    score_step: Callable
+    score_batch: Callable | None
     prepare: Callable
     num_episodes: int
     num_rows: int
@@ -68,11 +70,12 @@ def run(config: ConfigDict, workdir: str | pathlib.Path, *, resume: bool, log: R
       SystemExit: after Ctrl-C or SIGTERM, once the state is saved.
     """
     setup = make_setup(config)
-    check_algorithm(config)
+    options = algorithm_options(config)
+    parse_trajectories(config.logging.trajectories)
     workdir = pathlib.Path(workdir)
     optimizer = states.make_optimizer(states.optimizer_settings(config.optimizer))
     saved = ckpt.Checkpoints(workdir, setup.model, kind="train", keep=config.checkpoint.keep)
-    state, record = initial_state(setup, optimizer, saved, resume=resume)
+    state, record = initial_state(setup, optimizer, saved, resume=resume, extras=options.extras)
     engine = setup.make_engine()
     compiles = CompileCounter()
     try:
@@ -98,42 +101,6 @@ def device_names(setup: Setup) -> list[str]:
     return [f"{device.device_kind} {device.id}" for device in setup.mesh.devices.flat]
 
 
-def check_algorithm(config: ConfigDict) -> None:
-    """Raises where an option of the `algorithm` section cannot be honoured."""
-    algorithm = config.algorithm
-    if algorithm.name != "grpo":
-        raise UserError(f"algorithm.name must be grpo, got {algorithm.name!r}")
-    if algorithm.old_logprobs not in ("behaviour", "recomputed"):
-        raise UserError(f"algorithm.old_logprobs must be behaviour or recomputed, got {algorithm.old_logprobs!r}")
-    for name in ("steps", "groups", "group_size", "epochs"):
-        if algorithm[name] < 1:
-            raise UserError(f"algorithm.{name} must be at least 1, got {algorithm[name]}")
-    if not (0 < algorithm.clip_low < 1 and algorithm.clip_high > 0):
-        raise UserError(
-            f"algorithm.clip_low must lie in (0, 1) and clip_high be positive, got {algorithm.clip_low} and "
-            f"{algorithm.clip_high}"
-        )
-    if algorithm.entropy_coefficient < 0:
-        raise UserError(f"algorithm.entropy_coefficient must not be negative, got {algorithm.entropy_coefficient}")
-    if algorithm.group_size == 1:
-        raise UserError("algorithm.group_size=1 gives every episode advantage 0: use at least 2")
-    parse_trajectories(config.logging.trajectories)
-    budget_sampler(config)
-
-
-def budget_sampler(config: ConfigDict) -> budgets.BudgetSampler:
-    """The budget sampler of a config. A setting that the sampler or the announcement does not use raises."""
-    section = config.budget
-    if section.percent != 100 and section.sampler != "fixed":
-        raise UserError(f"budget.percent={section.percent} needs budget.sampler=fixed, got {section.sampler!r}")
-    if section.stages and section.sampler != "curriculum":
-        raise UserError(f"budget.stages needs budget.sampler=curriculum, got {section.sampler!r}")
-    if section.announce == "none" and section.announce_probability != 1.0:
-        raise UserError("budget.announce_probability needs a budget line, but budget.announce=none")
-    budgets.budget_line(1, 1, announce=section.announce, wording=section.wording)
-    return budgets.make_sampler(section.sampler, percent=section.percent, stages=tuple(section.stages))
-
-
 def parse_trajectories(value: str) -> int | None:
     """Episodes to write per update: None for all, 0 for none, K for `sample:K`."""
     if value in ("all", "none"):
@@ -145,60 +112,69 @@ def parse_trajectories(value: str) -> int | None:
 
 
 def initial_state(
-    setup: Setup, optimizer: object, saved: ckpt.Checkpoints, *, resume: bool
+    setup: Setup,
+    optimizer: object,
+    saved: ckpt.Checkpoints,
+    *,
+    resume: bool,
+    extras: states.StateExtras = states.POLICY_ALONE,
 ) -> tuple[states.TrainState, dict]:
     """The state to start from, placed on the mesh: the newest checkpoint, else `model.init_from`, else random
     weights."""
-    shardings = states.state_shardings(setup.model, optimizer, setup.mesh)
-    create = functools.partial(states.init_state, setup.model, optimizer, setup.config.seed)
     if resume and saved.latest_step() is not None:
-        abstract = jax.tree.map(
-            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-            jax.eval_shape(create),
-            shardings,
-        )
-        state, record = saved.restore(abstract)
+        state, record = saved.restore(_abstract_state(setup, optimizer, extras))
         saved.drop_best_after(int(state.step))
         return state, record
-    state = jax.jit(create, out_shardings=shardings)()
+    state = fresh_state(setup, optimizer, extras)
     if setup.config.model.init_from:
-        params, _ = ckpt.load_params(setup.config.model.init_from, setup.model, shardings.params)
-        state = dataclasses.replace(state, params=params)
+        shardings = states.state_shardings(setup.model, optimizer, setup.mesh, extras).params
+        params, _ = ckpt.load_params(setup.config.model.init_from, setup.model, shardings)
+        state = states.start_from(state, params)
     return state, {}
+
+
+def fresh_state(setup: Setup, optimizer: object, extras: states.StateExtras = states.POLICY_ALONE) -> states.TrainState:
+    """Random weights from the run's seed, placed on the mesh; no two leaves share a buffer."""
+    create = functools.partial(states.init_state, setup.model, optimizer, setup.config.seed, extras)
+    return jax.jit(create, out_shardings=states.state_shardings(setup.model, optimizer, setup.mesh, extras))()
+
+
+def _abstract_state(setup: Setup, optimizer: object, extras: states.StateExtras) -> states.TrainState:
+    shapes = jax.eval_shape(functools.partial(states.init_state, setup.model, optimizer, setup.config.seed, extras))
+    shardings = states.state_shardings(setup.model, optimizer, setup.mesh, extras)
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes, shardings
+    )
 
 
 def make_update(setup: Setup, optimizer: object) -> Update:
     """Compiles nothing yet: the jitted functions and the batch's static layout."""
     config = setup.config
     num_episodes = config.algorithm.groups * config.algorithm.group_size
-    train_step, score_step, prepare = _compiled(make_step_config(setup), optimizer, config.algorithm.normalize_std)
-    return Update(
-        train_step=train_step,
-        score_step=score_step,
-        prepare=prepare,
-        num_episodes=num_episodes,
-        num_rows=batches.num_packed_rows(
-            num_episodes, config.rollout.max_context, config.optimizer.row_tokens, config.optimizer.micro_rows
-        ),
-    )
+    policy = PolicyConfig(step=make_step_config(setup), options=algorithm_options(config), optimizer=optimizer)
+    return Update(**_compiled(policy), num_episodes=num_episodes, num_rows=rows.num_rows(config, num_episodes))
 
 
 @functools.lru_cache(maxsize=16)
-def _compiled(config: steps.StepConfig, optimizer: object, normalize_std: bool) -> tuple[Callable, Callable, Callable]:
-    """The jitted train, score and prepare functions; runs of equal shape in one process share them."""
-    shardings = states.state_shardings(config.model, optimizer, config.mesh)
-    rows, everywhere = rules.batch_sharding(config.mesh), rules.replicated(config.mesh)
+def _compiled(config: PolicyConfig) -> dict[str, Callable | None]:
+    """The jitted functions of an `Update`; runs of equal shape in one process share them."""
+    step = config.step
+    shardings = states.state_shardings(step.model, config.optimizer, step.mesh, config.options.extras)
+    placed, everywhere = rules.batch_sharding(step.mesh), rules.replicated(step.mesh)
     train_step = jax.jit(
-        functools.partial(steps.train_step, config, optimizer),
-        in_shardings=(shardings, rows, everywhere),
+        functools.partial(policy_step.train_step, config),
+        in_shardings=(shardings, placed),
         out_shardings=(shardings, everywhere),
         donate_argnums=0,
     )
-    score_step = jax.jit(
-        functools.partial(steps.score_step, config), in_shardings=(shardings.params, rows), out_shardings=rows
+    score_batch = jax.jit(
+        functools.partial(prepare.score_batch, config), in_shardings=(shardings, placed), out_shardings=placed
     )
-    advantage_fn = functools.partial(_grpo, normalize_std)
-    return train_step, score_step, jax.jit(functools.partial(steps.prepare_batch, advantage_fn), out_shardings=rows)
+    return {
+        "train_step": train_step,
+        "score_batch": score_batch if prepare.needs_scores(config.options) else None,
+        "prepare": jax.jit(functools.partial(prepare.prepare_batch, config.options), out_shardings=placed),
+    }
 
 
 def make_step_config(setup: Setup) -> steps.StepConfig:
@@ -209,9 +185,6 @@ def make_step_config(setup: Setup) -> steps.StepConfig:
         micro_rows=config.optimizer.micro_rows,
         logprob_chunk=config.optimizer.logprob_chunk,
         temperature=config.rollout.temperature,
-        clip_low=config.algorithm.clip_low,
-        clip_high=config.algorithm.clip_high,
-        entropy_coefficient=config.algorithm.entropy_coefficient,
         mesh=setup.mesh,
     )
 
@@ -220,26 +193,31 @@ def make_batch(
     config: ConfigDict, update: Update, finished: Sequence[Episode], *, replay: Sequence[int] | None = None
 ) -> tuple[batches.EpisodeArrays, batches.TokenBatch]:
     """Host arrays of one update's episodes, rows in (group, member) order."""
-    arrays = batches.episode_arrays(
-        finished, num_episodes=update.num_episodes, max_turns=config.rollout.max_turns, replay_budgets=replay
-    )
-    packed = batches.pack_episodes(finished, arrays, row_tokens=config.optimizer.row_tokens, num_rows=update.num_rows)
-    return arrays, packed
+    return rows.make_batch(config, finished, num_episodes=update.num_episodes, replay=replay)
 
 
 def apply_update(
-    config: ConfigDict,
     update: Update,
     state: states.TrainState,
     arrays: batches.EpisodeArrays,
     packed: batches.TokenBatch,
 ) -> tuple[states.TrainState, dict[str, float]]:
-    """All epochs over one batch; `state` is donated. Behaviour and old log-probs stay fixed throughout."""
-    old = update.score_step(state.params, packed) if config.algorithm.old_logprobs == "recomputed" else None
-    batch = update.prepare(arrays, packed, old)
-    for epoch in range(config.algorithm.epochs):
-        state, metrics = update.train_step(state, batch, np.bool_(epoch == config.algorithm.epochs - 1))
-    return state, {name: float(value) for name, value in jax.device_get(metrics).items()}
+    """All epochs over one batch; `state` is donated. Behaviour and old log-probs and values stay fixed throughout."""
+    scores = update.score_batch(state, packed) if update.score_batch else None
+    state, metrics = update.train_step(state, update.prepare(arrays, packed, scores))
+    return state, scalar_metrics(jax.device_get(metrics))
+
+
+def scalar_metrics(metrics: dict[str, np.ndarray]) -> dict[str, float]:
+    """Numbers for the log: `NAME_by_tenth` becomes `NAME_tenth_j`, without the tenths that held nothing."""
+    found = {}
+    for name, value in metrics.items():
+        if np.ndim(value) == 0:
+            found[name] = float(value)
+            continue
+        short = name.removesuffix("_by_tenth")
+        found |= {f"{short}_tenth_{j}": float(x) for j, x in enumerate(value, start=1) if np.isfinite(x)}
+    return found
 
 
 class Trainer:
@@ -267,6 +245,7 @@ class Trainer:
         self._update = make_update(setup, optimizer)
         self._to_sampler = sampler_params_fn(setup.model, setup.mesh)
         self._budgets = budget_sampler(self._config)
+        self._budget_keys: dict[int, str] = {}  # group number -> the task id that keys its budget, this update
         self._train_tasks = setup.tasks("train", self._config.env.train_tasks)
         look = self._config.eval
         self._held_out = setup.tasks("held_out", look.tasks) if look.every else None
@@ -288,19 +267,20 @@ class Trainer:
         begun = time.perf_counter()
         number = int(state.step)
         self._set_weights(state)
-        specs = self._specs(number)
-        finished = batches.sort_episodes(list(self._engine.run_episodes(specs)))
+        collected = self._collect(number)
+        finished = batches.sort_episodes(collected.episodes)
         rolled_out = time.perf_counter()
         if all(episode.is_void for episode in finished):
             raise UserError(
                 f"update {number}: the infrastructure voided every episode; the last said: {finished[-1].detail}"
             )
         arrays, packed = make_batch(self._config, self._update, finished, replay=self._replayed(number, finished))
-        state, metrics = apply_update(self._config, self._update, state, arrays, packed)
+        state, metrics = apply_update(self._update, state, arrays, packed)
         updated = time.perf_counter()
         metrics |= episode_metrics(finished, np.asarray(arrays.rewards), np.asarray(arrays.group_ids))
         if metrics.get("groups/singletons", 0) and metrics["groups/singletons"] == metrics["groups/count"]:
             warnings.warn("every group holds one episode: all advantages are 0, nothing is learned", stacklevel=2)
+        metrics |= rows.kept_metrics(arrays, finished, packed) | collected.metrics()
         metrics |= self._engine.take_stats().metrics()
         self._write_trajectories(number, finished)
         if self._held_out and int(state.step) % self._config.eval.every == 0:
@@ -313,15 +293,52 @@ class Trainer:
         }
         return state, metrics | self._cost(metrics, packed, looked - begun)
 
-    def _specs(self, number: int) -> list[EpisodeSpec]:
+    def _collect(self, number: int) -> redraws.Collected:
+        """All episodes of an update; with `algorithm.zero_variance=redraw` flat groups are drawn again."""
         algorithm = self._config.algorithm
-        order = np.random.default_rng([self._config.seed, number])
-        indices = order.choice(
-            len(self._train_tasks), algorithm.groups, replace=len(self._train_tasks) < algorithm.groups
-        )
+        first = self._tasks(number, 0)
+
+        def run(redraw: int, slots: Sequence[int]) -> list[Episode]:
+            specs = self._specs(number, first, redraw, slots)
+            return list(self._engine.run_episodes(specs))
+
+        def flat_slots(finished: list[Episode]) -> list[int]:
+            replay = self._replayed(number, finished)
+            arrays = rows.make_arrays(self._config, finished, num_episodes=len(finished), replay=replay)
+            flat = rows.flat_rows(self._config, arrays)
+            slots = [redraws.slot_of(episode, algorithm.groups) for episode in finished]
+            return sorted({slot for slot, is_flat in zip(slots, flat, strict=True) if is_flat})
+
+        rounds = algorithm.max_redraws if algorithm.zero_variance == "redraw" else 0
+        return redraws.collect(run, flat_slots, groups=algorithm.groups, max_redraws=rounds)
+
+    def _tasks(self, number: int, redraw: int) -> list[episodes.Task]:
+        """The tasks of all slots in a round of redraws; round 0 holds the first."""
+        size = {"num_tasks": len(self._train_tasks), "groups": self._config.algorithm.groups}
+        if redraw:
+            indices = redraws.redraw_indices(self._config.seed, number, redraw, **size)
+        else:
+            indices = redraws.first_indices(self._config.seed, number, **size)
         tasks = [self._train_tasks.task(int(index)) for index in indices]
         self._check_turns(tasks)
-        return group_specs(self._config, tasks, step=number, group_size=algorithm.group_size, sampler=self._budgets)
+        return tasks
+
+    def _specs(self, number: int, first: list[episodes.Task], redraw: int, slots: Sequence[int]) -> list[EpisodeSpec]:
+        """The specs of some slots in a round of redraws; budgets are keyed by the slots' first tasks."""
+        algorithm = self._config.algorithm
+        tasks = self._tasks(number, redraw) if redraw else first
+        groups = [redraws.group_number(slot, redraw, algorithm.groups) for slot in slots]
+        keys = [first[slot].id for slot in slots]
+        self._budget_keys |= dict(zip(groups, keys, strict=True))
+        return group_specs(
+            self._config,
+            [tasks[slot] for slot in slots],
+            step=number,
+            group_size=algorithm.group_size,
+            sampler=self._budgets,
+            groups=groups,
+            keys=keys,
+        )
 
     def _check_turns(self, tasks: list[episodes.Task]) -> None:
         for task in tasks:
@@ -334,11 +351,10 @@ class Trainer:
         """The drawn budgets of full-length, untold episodes, where `algorithm.replay_budgets` asks for them."""
         if not self._config.algorithm.replay_budgets:
             return None
-        drawn = {}
-        for episode in finished:
-            task = episodes.Task(episode.env, episode.task_id, {}, episode.max_budget)
-            drawn[episode.group] = draw_budget(self._config, task, step=number, sampler=self._budgets)[0]
-        return [drawn[episode.group] for episode in finished]
+        return [
+            draw_budget(self._config, e.max_budget, self._budget_keys[e.group], step=number, sampler=self._budgets)[0]
+            for e in finished
+        ]
 
     def _set_weights(self, state: states.TrainState) -> None:
         self._engine.set_params(self._to_sampler(state.params), version=int(state.step))
@@ -396,11 +412,7 @@ class Trainer:
         self._set_weights(state)
         self._engine.warm_up()
         arrays, packed = make_batch(self._config, self._update, [])
-        apply_update(self._config, self._update, jax.tree.map(jnp.copy, state), arrays, packed)
+        apply_update(self._update, jax.tree.map(jnp.copy, state), arrays, packed)
 
     def _save(self, state: states.TrainState) -> None:
         self._saved.save(state, {"best_score": self._best_score})
-
-
-def _grpo(normalize_std: bool, arrays: batches.EpisodeArrays) -> jax.Array:
-    return advantages.grpo_advantages(arrays.rewards, arrays.group_ids, arrays.valid, normalize_std=normalize_std)

@@ -11,16 +11,19 @@ from ml_collections import ConfigDict
 from jaxagent.errors import UserError
 from jaxagent.models import decoder
 from jaxagent.sharding import rules
+from jaxagent.training import critic as critics
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """fp32 master weights, the optimizer's moments, and the number of updates made so far."""
+    """fp32 master weights, the optimizer's moments, and the number of updates made so far; more where it is used."""
 
     params: dict
     opt_state: optax.OptState
     step: jax.Array  # [] int32
+    reference: dict | None = None  # the reference policy's parameters, of a KL term
+    critic: critics.CriticState | None = None  # PPO's
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,30 +38,52 @@ class OptimizerSettings:
     eps: float
     weight_decay: float
     clip_norm: float
+    schedule: str = "constant"
+    decay_steps: int = 0
+    final_share: float = 0.0
 
 
-def optimizer_settings(config: ConfigDict, *, learning_rate: float | None = None) -> OptimizerSettings:
-    """The settings of an `optimizer` section; `learning_rate` replaces the section's own.
+@dataclasses.dataclass(frozen=True)
+class CriticSettings:
+    """PPO's critic: where it lives, its optimizer, and how the two networks touch."""
+
+    kind: str
+    optimizer: OptimizerSettings
+    alone_updates: int
+    trunk_weight: float
+
+
+@dataclasses.dataclass(frozen=True)
+class StateExtras:
+    """What a training state holds besides the policy."""
+
+    reference: bool = False
+    critic: CriticSettings | None = None
+
+
+POLICY_ALONE = StateExtras()
+
+
+def optimizer_settings(config: ConfigDict, **replaced: float) -> OptimizerSettings:
+    """The settings of an `optimizer` section; `replaced` fields (`learning_rate`, ...) stand in for the section's own.
 
     Raises:
       UserError: an unknown optimizer, or a setting that it does not have.
     """
     names = [field.name for field in dataclasses.fields(OptimizerSettings)]
-    settings = OptimizerSettings(**{name: config[name] for name in names})
+    settings = OptimizerSettings(**{name: config[name] for name in names} | replaced)
     if settings.name not in ("adam", "adamw", "sgd"):
         raise UserError(f"optimizer.name must be adam, adamw or sgd, got {settings.name!r}")
     if settings.weight_decay and settings.name != "adamw":
         raise UserError(f"optimizer.weight_decay needs optimizer.name=adamw, got {settings.name!r}")
-    return settings if learning_rate is None else dataclasses.replace(settings, learning_rate=learning_rate)
+    _check_schedule(settings)
+    return settings
 
 
 @functools.lru_cache(maxsize=16)
 def make_optimizer(settings: OptimizerSettings) -> optax.GradientTransformation:
     """The optax transformation: clipping by global norm, then the optimizer under its schedule."""
-    if settings.warmup_steps:
-        schedule = optax.linear_schedule(0.0, settings.learning_rate, settings.warmup_steps)
-    else:
-        schedule = optax.constant_schedule(settings.learning_rate)
+    schedule = _schedule(settings)
     moments = {"b1": settings.b1, "b2": settings.b2, "eps": settings.eps}
     if settings.name == "adam":
         optimizer = optax.adam(schedule, **moments)
@@ -69,20 +94,94 @@ def make_optimizer(settings: OptimizerSettings) -> optax.GradientTransformation:
     return optax.chain(optax.clip_by_global_norm(settings.clip_norm), optimizer) if settings.clip_norm else optimizer
 
 
-def init_state(model: decoder.DecoderConfig, optimizer: optax.GradientTransformation, seed: int) -> TrainState:
-    """Fresh weights from `seed`, not yet placed."""
+def init_state(
+    model: decoder.DecoderConfig,
+    optimizer: optax.GradientTransformation,
+    seed: int,
+    extras: StateExtras = POLICY_ALONE,
+) -> TrainState:
+    """Fresh weights from `seed`, not yet placed; a reference policy and a critic's trunk are copies of them."""
     params = decoder.init_params(model, jax.random.key(seed))
-    return TrainState(params=params, opt_state=optimizer.init(params), step=jnp.int32(0))
+    return TrainState(
+        params=params,
+        opt_state=optimizer.init(params),
+        step=jnp.int32(0),
+        reference=jax.tree.map(jnp.copy, params) if extras.reference else None,
+        critic=_init_critic(extras.critic, model, params) if extras.critic else None,
+    )
+
+
+def start_from(state: TrainState, params: dict) -> TrainState:
+    """The state with `params` for the policy, and copies of them for the reference and for a critic's trunk."""
+    changed = dataclasses.replace(state, params=params)
+    if state.reference is not None:
+        changed = dataclasses.replace(changed, reference=jax.tree.map(jnp.copy, params))
+    if state.critic is not None:
+        critic_params = critics.copied_trunk(state.critic.params, params)
+        changed = dataclasses.replace(changed, critic=dataclasses.replace(state.critic, params=critic_params))
+    return changed
 
 
 def state_shardings(
-    model: decoder.DecoderConfig, optimizer: optax.GradientTransformation, mesh: jax.sharding.Mesh
+    model: decoder.DecoderConfig,
+    optimizer: optax.GradientTransformation,
+    mesh: jax.sharding.Mesh,
+    extras: StateExtras = POLICY_ALONE,
 ) -> TrainState:
     """A `TrainState` of NamedShardings: parameters by the rules, moments as their parameters, the rest replicated."""
-    abstract = jax.eval_shape(lambda: init_state(model, optimizer, 0))
-    params = rules.param_shardings(mesh, decoder.logical_axes(model), abstract.params)
-    everywhere = rules.replicated(mesh)
-    opt_state = optax.tree_utils.tree_map_params(
-        optimizer, lambda _, sharding: sharding, abstract.opt_state, params, transform_non_params=lambda _: everywhere
+    abstract = jax.eval_shape(lambda: init_state(model, optimizer, 0, extras))
+    axes = decoder.logical_axes(model)
+    params = rules.param_shardings(mesh, axes, abstract.params)
+    critic_shardings = None
+    if extras.critic:
+        axes_of_critic = critics.logical_axes(extras.critic.kind, model)
+        critic_params = rules.param_shardings(mesh, axes_of_critic, abstract.critic.params)
+        moments = _moment_shardings(
+            make_optimizer(extras.critic.optimizer), abstract.critic.opt_state, critic_params, mesh
+        )
+        critic_shardings = critics.CriticState(params=critic_params, opt_state=moments)
+    return TrainState(
+        params=params,
+        opt_state=_moment_shardings(optimizer, abstract.opt_state, params, mesh),
+        step=rules.replicated(mesh),
+        reference=params if extras.reference else None,
+        critic=critic_shardings,
     )
-    return TrainState(params=params, opt_state=opt_state, step=everywhere)
+
+
+def _init_critic(settings: CriticSettings, model: decoder.DecoderConfig, policy_params: dict) -> critics.CriticState:
+    params = critics.init_params(settings.kind, model, policy_params)
+    return critics.CriticState(params=params, opt_state=make_optimizer(settings.optimizer).init(params))
+
+
+def _moment_shardings(
+    optimizer: optax.GradientTransformation, opt_state: optax.OptState, params: dict, mesh: jax.sharding.Mesh
+) -> optax.OptState:
+    everywhere = rules.replicated(mesh)
+    return optax.tree_utils.tree_map_params(
+        optimizer, lambda _, sharding: sharding, opt_state, params, transform_non_params=lambda _: everywhere
+    )
+
+
+def _check_schedule(settings: OptimizerSettings) -> None:
+    if settings.schedule not in ("constant", "cosine"):
+        raise UserError(f"optimizer.schedule must be constant or cosine, got {settings.schedule!r}")
+    if settings.schedule == "cosine" and settings.decay_steps <= settings.warmup_steps:
+        raise UserError(
+            f"optimizer.schedule=cosine needs optimizer.decay_steps above warmup_steps={settings.warmup_steps}, "
+            f"got {settings.decay_steps}"
+        )
+    if settings.schedule == "constant" and (settings.decay_steps or settings.final_share):
+        raise UserError("optimizer.decay_steps and final_share need optimizer.schedule=cosine")
+    if not 0 <= settings.final_share <= 1:
+        raise UserError(f"optimizer.final_share must lie in [0, 1], got {settings.final_share}")
+
+
+def _schedule(settings: OptimizerSettings) -> optax.Schedule:
+    """Linear from 0 over the warm-up, then constant, or a half cosine to the final share at `decay_steps`."""
+    peak, warm = settings.learning_rate, settings.warmup_steps
+    if settings.schedule == "cosine":
+        after = optax.cosine_decay_schedule(peak, settings.decay_steps - warm, alpha=settings.final_share)
+    else:
+        after = optax.constant_schedule(peak)
+    return optax.join_schedules([optax.linear_schedule(0.0, peak, warm), after], [warm]) if warm else after

@@ -1,4 +1,4 @@
-"""The pure training steps: gradients by scanned micro-batches with global denominators, and one optimizer update.
+"""What training steps share: gradients by scanned micro-batches with global denominators; and the supervised step.
 
     weights of all tokens (global) -> scan over micro-batches: loss and gradient sums -> one optax update
 
@@ -16,7 +16,7 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxagent.algorithms import losses
-from jaxagent.batches import EpisodeArrays, TokenBatch
+from jaxagent.batches import TokenBatch
 from jaxagent.models import decoder, logprobs
 from jaxagent.sharding import rules
 from jaxagent.training.state import TrainState
@@ -32,42 +32,7 @@ class StepConfig:
     micro_rows: int
     logprob_chunk: int
     temperature: float
-    clip_low: float
-    clip_high: float
-    entropy_coefficient: float
     mesh: jax.sharding.Mesh
-
-
-def train_step(
-    config: StepConfig,
-    optimizer: optax.GradientTransformation,
-    state: TrainState,
-    batch: TokenBatch,
-    is_last_epoch: jax.Array,
-) -> tuple[TrainState, Metrics]:
-    """One policy-gradient update: clipped surrogate (PPO, arXiv 1707.06347; clip-higher, DAPO arXiv 2503.14476),
-    token mean.
-
-    Args:
-      config: static settings.
-      optimizer: an optax transformation.
-      state: may be donated.
-      batch: [B, S] rows with advantages and old log-probs filled in; B a multiple of `config.micro_rows`.
-      is_last_epoch: [] bool; the state's counter counts batches, not passes over them.
-
-    Returns:
-      the new state and metrics averaged over all trained tokens.
-    """
-    mask = loss_mask(batch)
-    weights = losses.token_weights(mask, batch.episode_index, "token_mean")
-
-    def loss_fn(params: dict, micro: TokenBatch, micro_mask: jax.Array, micro_weights: jax.Array):
-        logprob, entropy = score_tokens(config, params, micro)
-        return _policy_loss(config, micro, micro_mask, micro_weights, logprob, entropy)
-
-    grads, metrics = _accumulate(config, loss_fn, state.params, (batch, mask, weights), mask)
-    metrics["train/tokens"] = jnp.sum(mask).astype(jnp.float32)
-    return _apply(optimizer, state, grads, metrics, is_last_epoch)
 
 
 def sft_step(
@@ -94,19 +59,11 @@ def sft_step(
     def loss_fn(params: dict, micro: TokenBatch, micro_mask: jax.Array, micro_weights: jax.Array):
         logprob, entropy = score_tokens(config, params, micro)
         loss = jnp.sum(jnp.where(micro_mask, -micro_weights * logprob, 0.0))
-        mean = functools.partial(_weighted_mean, micro.policy_mask, micro_weights)
+        mean = functools.partial(weighted_mean, micro.policy_mask, micro_weights)
         return loss, {"sft/loss": loss, "sft/policy_nll": mean(-logprob), "sft/policy_entropy": mean(entropy)}
 
-    grads, metrics = _accumulate(config, loss_fn, state.params, (batch, mask, weights), mask)
-    return _apply(optimizer, state, grads, metrics, True)
-
-
-def score_step(config: StepConfig, params: dict, batch: TokenBatch) -> jax.Array:
-    """Log-probs [B, S] of the batch's tokens under `params`, without gradients, by the same micro-batches as
-    training."""
-    chunks = _split(config, batch)
-    scores = jax.lax.map(lambda micro: score_tokens(config, params, micro)[0], chunks)
-    return scores.reshape(batch.tokens.shape)
+    grads, metrics = accumulate(config, loss_fn, state.params, (batch, mask, weights), mask)
+    return _apply(optimizer, state, grads, metrics)
 
 
 def loss_mask(batch: TokenBatch) -> jax.Array:
@@ -115,87 +72,55 @@ def loss_mask(batch: TokenBatch) -> jax.Array:
     return jnp.asarray(batch.policy_mask & batch.budget_mask & batch.valid)
 
 
-def gather_advantages(advantages: jax.Array, batch: TokenBatch) -> jax.Array:
-    """Spreads advantages over tokens: [N] by episode, [N, T] by episode and turn; 0 on padding. Returns [B, S]."""
-    episode = jnp.maximum(batch.episode_index, 0)
-    turn = jnp.maximum(batch.turn_index, 0)
-    spread = advantages[episode] if advantages.ndim == 1 else advantages[episode, turn]
-    return jnp.where(batch.episode_index >= 0, spread, 0.0)
-
-
-def prepare_batch(
-    advantage_fn: Callable[[EpisodeArrays], jax.Array],
-    arrays: EpisodeArrays,
-    batch: TokenBatch,
-    old_logprobs: jax.Array | None,
-) -> TokenBatch:
-    """Fills in the advantages and, where they were recomputed, the old log-probs."""
-    advantages = gather_advantages(advantage_fn(arrays), batch)
-    old = batch.behaviour_logprobs if old_logprobs is None else old_logprobs
-    return dataclasses.replace(batch, advantages=advantages, old_logprobs=old)
-
-
 def score_tokens(config: StepConfig, params: dict, batch: TokenBatch) -> tuple[jax.Array, jax.Array]:
     """Log-probs and entropies [B, S], float32, at the rollout's temperature; the value at s speaks of token s."""
-    hidden = decoder.forward(config.model, params, batch.tokens, batch.positions, batch.segment_ids)
+    return hidden_scores(config, params, hidden_states(config, params, batch), batch)
+
+
+def hidden_states(config: StepConfig, params: dict, batch: TokenBatch) -> jax.Array:
+    """The policy's hidden states [B, S, D]."""
+    return decoder.forward(config.model, params, batch.tokens, batch.positions, batch.segment_ids)
+
+
+def hidden_scores(
+    config: StepConfig, params: dict, hidden: jax.Array, batch: TokenBatch
+) -> tuple[jax.Array, jax.Array]:
+    """As `score_tokens`, from hidden states that are there already."""
     return logprobs.token_logprobs(
         config.model, params, hidden, batch.tokens, temperature=config.temperature, chunk=config.logprob_chunk
     )
 
 
-def _policy_loss(
-    config: StepConfig,
-    batch: TokenBatch,
-    mask: jax.Array,
-    weights: jax.Array,
-    logprob: jax.Array,
-    entropy: jax.Array,
-) -> tuple[jax.Array, Metrics]:
-    # Selected before the arithmetic, so that what stands under the mask reaches neither value nor gradient.
-    log_ratio = jnp.where(mask, logprob - jnp.where(mask, batch.old_logprobs, 0.0), 0.0)
-    advantages = jnp.where(mask, batch.advantages, 0.0)
-    per_token, clipped = losses.surrogate(log_ratio, advantages, clip_low=config.clip_low, clip_high=config.clip_high)
-    if config.entropy_coefficient:
-        per_token += losses.entropy_bonus(entropy, config.entropy_coefficient, mask)
-    loss = jnp.sum(jnp.where(mask, weights * per_token, 0.0))
-    drift = jax.lax.stop_gradient(jnp.where(mask, logprob - batch.behaviour_logprobs, 0.0))
-    mean = functools.partial(_weighted_mean, mask, weights)
-    metrics = {
-        "train/loss": loss,
-        "train/entropy": mean(entropy),
-        "train/ratio": mean(jnp.exp(log_ratio)),
-        "train/clip_share": mean(clipped.astype(jnp.float32)),
-        "train/kl_behaviour": mean(jnp.expm1(drift) - drift),  # k3 of KL(behaviour || policy)
-        "train/logprob_diff_mean": mean(jnp.abs(drift)),
-    }
-    return loss, metrics
-
-
-def _weighted_mean(mask: jax.Array, weights: jax.Array, values: jax.Array) -> jax.Array:
+def weighted_mean(mask: jax.Array, weights: jax.Array, values: jax.Array) -> jax.Array:
+    """A micro-batch's share of a weighted mean, for the log: no gradient."""
     return jax.lax.stop_gradient(jnp.sum(jnp.where(mask, weights * values, 0.0)))
 
 
-def _split(config: StepConfig, tree: object) -> object:
-    """[B, ...] to [B / micro_rows, micro_rows, ...] on every leaf; the rows of a micro-batch lie on all devices."""
-    rows = NamedSharding(config.mesh, PartitionSpec(None, *rules.batch_sharding(config.mesh).spec))
+def split_rows(config: StepConfig, tree: object, rows: int | None = None) -> object:
+    """[B, ...] to [B / rows, rows, ...] on every leaf; the rows of each piece lie on all devices.
+
+    `rows` is that of a micro-batch unless given.
+    """
+    placed = NamedSharding(config.mesh, PartitionSpec(None, *rules.batch_sharding(config.mesh).spec))
+    size = config.micro_rows if rows is None else rows
 
     def split(leaf: jax.Array) -> jax.Array:
-        return jax.lax.with_sharding_constraint(leaf.reshape(-1, config.micro_rows, *leaf.shape[1:]), rows)
+        return jax.lax.with_sharding_constraint(leaf.reshape(-1, size, *leaf.shape[1:]), placed)
 
     return jax.tree.map(split, tree)
 
 
-def _accumulate(
-    config: StepConfig, loss_fn: Callable, params: dict, inputs: tuple, mask: jax.Array
-) -> tuple[dict, Metrics]:
+def accumulate(
+    config: StepConfig, loss_fn: Callable, params: object, inputs: tuple, mask: jax.Array
+) -> tuple[object, Metrics]:
     """Sums gradients and metrics of `loss_fn(params, *micro inputs)` over micro-batches; empty ones are skipped."""
     value_and_grad = jax.grad(loss_fn, has_aux=True)
 
     def compute(chunk: tuple) -> tuple[dict, Metrics]:
         return value_and_grad(params, *chunk)
 
-    chunks = _split(config, inputs)
-    any_token = jnp.any(_split(config, mask), axis=(1, 2))
+    chunks = split_rows(config, inputs)
+    any_token = jnp.any(split_rows(config, mask), axis=(1, 2))
     zeros = jax.tree.map(
         lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(compute, jax.tree.map(lambda x: x[0], chunks))
     )
@@ -210,7 +135,7 @@ def _accumulate(
 
 
 def _apply(
-    optimizer: optax.GradientTransformation, state: TrainState, grads: dict, metrics: Metrics, counts: jax.Array | bool
+    optimizer: optax.GradientTransformation, state: TrainState, grads: dict, metrics: Metrics
 ) -> tuple[TrainState, Metrics]:
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
@@ -218,4 +143,4 @@ def _apply(
         "train/grad_norm": optax.tree.norm(grads),
         "train/update_norm": optax.tree.norm(updates),
     }
-    return TrainState(params=params, opt_state=opt_state, step=state.step + jnp.int32(counts)), metrics
+    return dataclasses.replace(state, params=params, opt_state=opt_state, step=state.step + 1), metrics

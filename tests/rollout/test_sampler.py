@@ -136,9 +136,10 @@ def test_recomputed_log_probs_are_the_behaviour_ones(rolled):
     episodes = found[16]
     arrays = batches.episode_arrays(episodes, num_episodes=len(episodes), max_turns=12)
     batch = batches.pack_episodes(episodes, arrays, row_tokens=128, num_rows=24)
-    scores = step.score_step(loop.make_step_config(base), params, batch)
+    scores = step.score_tokens(loop.make_step_config(base), params, batch)[0]
     mask = batch.policy_mask
     assert mask.sum() > 50
     np.testing.assert_allclose(np.asarray(scores)[mask], batch.behaviour_logprobs[mask], atol=1e-4)
     cold = dataclasses.replace(loop.make_step_config(base), temperature=1.0)
-    assert np.abs(np.asarray(step.score_step(cold, params, batch))[mask] - batch.behaviour_logprobs[mask]).max() > 0.05
+    untempered = np.asarray(step.score_tokens(cold, params, batch)[0])
+    assert np.abs(untempered[mask] - batch.behaviour_logprobs[mask]).max() > 0.05

@@ -2,6 +2,7 @@
 clip."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -56,8 +57,12 @@ def gradient_and_metrics(setup, episodes, *, replay=None, edit=lambda batch: bat
     before = jax.device_get(state.params)
     arrays, packed = loop.make_batch(setup.config, update, episodes, replay=replay)
     batch = edit(jax.device_get(update.prepare(arrays, packed, None)))
-    state, metrics = update.train_step(state, batch, np.True_)
+    state, metrics = update.train_step(state, batch)
     return jax.tree.map(lambda a, b: a - b, before, jax.device_get(state.params)), jax.device_get(metrics), batch
+
+
+def logprobs_of(setup, params, batch):
+    return jax.jit(functools.partial(step.score_tokens, loop.make_step_config(setup)))(params, batch)[0]
 
 
 def flat(tree):
@@ -123,7 +128,7 @@ def test_nan_and_inf_under_masks_are_harmless(setup, reference, poison):
 
     grads, metrics, _ = gradient_and_metrics(setup, groups_of_episodes(), edit=edit)
     assert_same_gradient(reference[0], grads)
-    assert all(np.isfinite(value) for value in metrics.values())
+    assert all(np.isfinite(value) for value in loop.scalar_metrics(metrics).values())
 
 
 def test_loss_is_the_plain_formula(setup, reference):
@@ -186,7 +191,7 @@ def test_only_policy_tokens_are_trained(setup):
     silent = [make_episode(turns=[turn], group=0, member=m, reward=float(m % 2)) for m in range(4)]
     grads, metrics, batch = gradient_and_metrics(setup, silent)
     assert not batch.policy_mask.any() and not np.any(flat(grads)) and metrics["train/loss"] == 0
-    assert all(np.isfinite(value) for value in metrics.values())
+    assert all(np.isfinite(value) for value in loop.scalar_metrics(metrics).values())
 
 
 def test_void_episodes_are_outside_loss_and_statistics(setup):
@@ -223,11 +228,11 @@ def test_second_epoch_clips(setup):
         states.init_state(setup.model, optimizer, 0), states.state_shardings(setup.model, optimizer, setup.mesh)
     )
     arrays, packed = loop.make_batch(config, update, groups_of_episodes())
-    fresh = update.score_step(state.params, packed)
+    fresh = logprobs_of(setup, state.params, packed)
     batch = update.prepare(arrays, dataclasses.replace(packed, behaviour_logprobs=np.asarray(fresh)), None)
     behaviour = np.asarray(batch.behaviour_logprobs).copy()
-    state, first = update.train_step(state, batch, np.True_)
-    state, second = update.train_step(state, batch, np.True_)
+    state, first = update.train_step(state, batch)
+    state, second = update.train_step(state, batch)
     np.testing.assert_allclose(first["train/ratio"], 1.0, atol=1e-6)
     assert first["train/clip_share"] == 0
     assert abs(second["train/ratio"] - 1) > 1e-3 and second["train/clip_share"] > 0
@@ -243,7 +248,7 @@ def test_adam_agrees_over_five_steps_on_any_layout(setup):
         )
         for number in range(5):
             arrays, packed = loop.make_batch(setup.config, update, groups_of_episodes(seed=number))
-            state, _ = loop.apply_update(setup.config, update, state, arrays, packed)
+            state, _ = loop.apply_update(update, state, arrays, packed)
         return flat(jax.device_get(state.params))
 
     eight = train(setup)
@@ -266,16 +271,12 @@ def test_donated_state_shares_no_buffer(setup):
     ]
     assert len(set(pointers)) == len(pointers)
     arrays, packed = loop.make_batch(setup.config, update, groups_of_episodes())
-    before = np.asarray(update.score_step(state.params, packed))
+    before = np.asarray(logprobs_of(setup, state.params, packed))
     kept = jax.tree.map(jnp.copy, state.params)
     donated = state
-    state, _ = loop.apply_update(setup.config, update, state, arrays, packed)
+    state, _ = loop.apply_update(update, state, arrays, packed)
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(donated))
-    np.testing.assert_array_equal(update.score_step(jax.device_put(kept, rules_of(setup, optimizer)), packed), before)
-
-
-def rules_of(setup, optimizer):
-    return states.state_shardings(setup.model, optimizer, setup.mesh).params
+    np.testing.assert_array_equal(logprobs_of(setup, kept, packed), before)
 
 
 def test_budgets_change_without_a_compilation(setup):
@@ -291,11 +292,11 @@ def test_budgets_change_without_a_compilation(setup):
     assert counter.count == 1, "the counter counts"
     counter.close()
     arrays, packed = loop.make_batch(setup.config, update, groups_of_episodes())
-    state, _ = loop.apply_update(setup.config, update, state, arrays, packed)
+    state, _ = loop.apply_update(update, state, arrays, packed)
     counter = CompileCounter()
     for number, replay in enumerate([None, [2] * 16, [7] * 16]):
         arrays, packed = loop.make_batch(setup.config, update, groups_of_episodes(seed=number), replay=replay)
-        state, _ = loop.apply_update(setup.config, update, state, arrays, packed)
+        state, _ = loop.apply_update(update, state, arrays, packed)
     assert counter.count == 0
     counter.close()
 
