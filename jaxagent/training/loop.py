@@ -278,7 +278,8 @@ class Trainer:
         state, metrics = apply_update(self._update, state, arrays, packed)
         updated = time.perf_counter()
         metrics |= episode_metrics(finished, np.asarray(arrays.rewards), np.asarray(arrays.group_ids))
-        if metrics.get("groups/singletons", 0) and metrics["groups/singletons"] == metrics["groups/count"]:
+        singletons = metrics.get("groups/singletons", 0)
+        if singletons and singletons == metrics["groups/count"] and self._config.algorithm.name != "ppo":
             warnings.warn("every group holds one episode: all advantages are 0, nothing is learned", stacklevel=2)
         metrics |= rows.kept_metrics(arrays, finished, packed) | collected.metrics()
         metrics |= self._engine.take_stats().metrics()
