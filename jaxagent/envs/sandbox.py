@@ -225,7 +225,7 @@ class Sandbox:
                 guest.handle(name)
         ended = {}
         for number, run in list(running.items()):
-            run.route(self.options)
+            run.route()
             if run.ended or time.monotonic() >= run.deadline:
                 del running[number]
                 try:
@@ -235,26 +235,23 @@ class Sandbox:
         return ended
 
     def _take(self) -> "_Guest":
-        """A guest that is up and in its control group."""
-        for _ in range(_STARTS):
+        """A guest that is up."""
+        for _ in range(_STARTS + len(self._warm)):
             guest = self._warm.popleft() if self._warm else self._start()
             if guest.wait_ready():
-                try:
-                    guest.enter_group(self._free_group())
-                    return guest
-                except OSError as error:
-                    complaint = f"control group: {error}"
-            else:
-                complaint = guest.stderr_text()
+                return guest
             self._discard(guest)
-        raise InfrastructureError("sandbox", f"does not start: {complaint or 'no word from it'}")
+        raise InfrastructureError("sandbox", f"does not start: {guest.stderr_text() or 'no word from it'}")
 
     def _top_up(self, wanted: int) -> None:
         while len(self._warm) < wanted and not self._closed:
             self._warm.append(self._start())
 
     def _start(self) -> "_Guest":
-        return _Guest(self.options, self.layers, self.interpreter)
+        try:
+            return _Guest(self.options, self.layers, self.interpreter, self._free_group())
+        except OSError as error:
+            raise InfrastructureError("sandbox", f"does not start: {error}") from error
 
     def _free_group(self) -> sandbox_layers.ControlGroup | None:
         if not self.layers.control_groups:
@@ -262,8 +259,8 @@ class Sandbox:
         if not self._groups:
             folders = sandbox_layers.group_folders(self._num_groups)
             self._num_groups += 1
-            memory = self.options.memory_mb << 20
-            self._groups.append(sandbox_layers.ControlGroup(folders, memory, self.options.processes))
+            processes = self.options.processes + 1  # bubblewrap's outer process is in it too
+            self._groups.append(sandbox_layers.ControlGroup(folders, self.options.memory_mb << 20, processes))
         return self._groups.pop()
 
     def _release(self, run: "_Run") -> None:
@@ -281,14 +278,18 @@ class _Guest:
     """The host's side of one sandbox: a process, what goes in and what came out."""
 
     def __init__(
-        self, options: SandboxOptions, layers: Layers, interpreter: sandbox_layers.Interpreter
+        self,
+        options: SandboxOptions,
+        layers: Layers,
+        interpreter: sandbox_layers.Interpreter,
+        group: sandbox_layers.ControlGroup | None,
     ) -> None:
-        self.group: sandbox_layers.ControlGroup | None = None
+        self.group = group
         self.lines: collections.deque[bytes] = collections.deque()
         self.stdout, self.stderr, self.reported = bytearray(), bytearray(), 0
         self.status: int | None = None
         self.ready = False
-        self._oom_kills = 0
+        self._oom_kills = group.out_of_memory_kills() if group else 0
         self._limit = options.output_kb << 10
         self._pending, self._partial = memoryview(b""), bytearray()
         self._closing = False
@@ -296,6 +297,8 @@ class _Guest:
         report_read, report_write = os.pipe()
         seccomp = sandbox_layers.open_seccomp_filter() if layers.seccomp else None
         command = _command(options, layers, interpreter, report_write, seccomp)
+        if group is not None:
+            command = sandbox_layers.grouped_command(command, group)
         kept = tuple(fd for fd in (report_write, seccomp) if fd is not None)
         try:
             self._process = subprocess.Popen(
@@ -321,6 +324,7 @@ class _Guest:
             "report": report_read,
         }
         self._report = report_read
+        self._exit = os.pidfd_open(self._process.pid)  # readable when the process has ended
         for descriptor in (*self._open.values(), self._process.stdin.fileno()):
             os.set_blocking(descriptor, False)
 
@@ -336,17 +340,6 @@ class _Guest:
         if self.ready and self._process.poll() is not None:  # a warm one whose starting thread has ended
             self.ready = False
         return self.ready
-
-    def enter_group(self, group: sandbox_layers.ControlGroup | None) -> None:
-        """Puts the guest, which has run nothing of a program yet, into a control group."""
-        self.group = group
-        if group is not None:
-            self._oom_kills = group.out_of_memory_kills()
-            outer = self._process.pid
-            children = pathlib.Path(f"/proc/{outer}/task/{outer}/children").read_text().split()
-            if len(children) != 1:
-                raise OSError("the sandbox has no process of its own")
-            group.add(int(children[0]))
 
     def send(self, message: object, rest: bytes = b"", *, last: bool) -> None:
         """Queues a message, then plain bytes; `last` is the end of the input."""
@@ -364,6 +357,8 @@ class _Guest:
         """Everything that this guest waits for."""
         for name, descriptor in self._open.items():
             selector.register(descriptor, selectors.EVENT_READ, (self, name))
+        if self.status is None:
+            selector.register(self._exit, selectors.EVENT_READ, (self, "exit"))
         if self._pending and not self._process.stdin.closed:
             selector.register(self._process.stdin.fileno(), selectors.EVENT_WRITE, (self, "stdin"))
 
@@ -371,6 +366,9 @@ class _Guest:
         """Moves what can be moved through one of the pipes."""
         if name == "stdin":
             self._write()
+            return
+        if name == "exit":
+            self.status = self._process.poll()
             return
         try:
             data = os.read(self._open[name], _CHUNK)
@@ -395,16 +393,18 @@ class _Guest:
 
     @property
     def ended(self) -> bool:
-        """Whether all its pipes are closed, or its process is gone though a child holds a pipe open."""
+        """Whether its process has ended and all that it wrote was read; a child may still hold a pipe open."""
         if self.status is None:
             self.status = self._process.poll()
-        return not self._open or (self.status is not None and not self._readable())
+        return self.status is not None and not self._readable()
 
     def _readable(self) -> bool:
+        if not self._open:
+            return False
         with selectors.DefaultSelector() as selector:
             for descriptor in self._open.values():
                 selector.register(descriptor, selectors.EVENT_READ)
-            return bool(self._open) and bool(selector.select(0))
+            return bool(selector.select(0))
 
     def stderr_text(self) -> str:
         """Standard error, as text."""
@@ -426,6 +426,7 @@ class _Guest:
                 stream.close()
         if self._report >= 0:
             os.close(self._report)
+            os.close(self._exit)
             self._report = -1
         self._open = {}
 
@@ -498,9 +499,8 @@ class _Run:
         for guest in filter(None, (self.program, self.test)):
             guest.register(selector)
 
-    def route(self, options: SandboxOptions) -> None:
+    def route(self) -> None:
         """Takes the lines that have come, and passes calls and results on."""
-        del options
         lines = self.program.lines
         if self.compiled is None and lines:
             self._first_word(lines.popleft().decode("ascii", "replace"))
@@ -518,14 +518,12 @@ class _Run:
         """What to say of it; ends the guests first, so that exit statuses and counters are final."""
         program = self.program
         late = not self.ended
-        alive = not program.ended
         seconds = time.monotonic() - self.begun
-        test_ended = self.test is not None and self.test.ended and not self.verdict
+        if not program.ended and self.test is not None and self.test.ended and not self.verdict:
+            raise InfrastructureError("verifier", f"a test ended without a verdict: {self.test.stderr_text()[-300:]}")
         for guest in filter(None, (program, self.test)):
             guest.end()
-        kind, detail = self._ending(late=late, alive=alive)
-        if kind == "ok" and test_ended:
-            raise InfrastructureError("sandbox", f"the test of a data set ended without a verdict: {self._complaint()}")
+        kind, detail = self._ending(late=late)
         return Outcome(
             kind=kind,
             stdout=program.stdout.decode(errors="replace"),
@@ -536,10 +534,7 @@ class _Run:
             seconds=seconds,
         )
 
-    def _complaint(self) -> str:
-        return self.test.stderr_text()[-300:] if self.test is not None else ""
-
-    def _ending(self, *, late: bool, alive: bool) -> tuple[Kind, str]:
+    def _ending(self, *, late: bool) -> tuple[Kind, str]:
         program, status = self.program, self.program.status
         if self.syntax is not None:
             return "syntax", self.syntax
@@ -553,8 +548,6 @@ class _Run:
             return "exit", self.broken
         if self.verdict is not None:
             return ("ok", "") if self.verdict == "passed" else ("failed", self.verdict.removeprefix("failed").strip())
-        if alive:  # the test ended first
-            return "ok", ""
         if status < 0 and program._isolated:
             raise InfrastructureError("sandbox", f"killed from outside by signal {-status}")
         code = 128 - status if status < 0 else status
@@ -564,7 +557,12 @@ class _Run:
             return "memory", ""
         if code > 128:
             return "signal", _signal_name(code - 128)
+        if code == 0 and not isinstance(self.job, Script) and not self._all_answered():
+            return "exit", "ended before it returned"
         return ("ok", "") if code == 0 else ("exit", str(code))
+
+    def _all_answered(self) -> bool:
+        return isinstance(self.job, Calls) and len(self.values) == len(self.job.calls)
 
     def _first_word(self, line: str) -> None:
         """The one line that was written before anything of the program ran."""

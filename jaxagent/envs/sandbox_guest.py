@@ -272,7 +272,7 @@ def main(report: int, *limits: int) -> None:
         frames = error.__traceback__
         while frames is not None and frames.tb_frame.f_code.co_filename != "program.py":
             frames = frames.tb_next
-        sys.__excepthook__(type(error), error, frames)
+        sys.__excepthook__(type(error), error.with_traceback(frames), frames)
         sys.exit(1)
 
 

@@ -77,13 +77,14 @@ def _folders(prefix: str, stdlib: str) -> tuple[str, ...]:
     return tuple(kept)
 
 
-def packages_of(folders: Sequence[str]) -> list[str]:
+@functools.cache
+def packages_of(folders: tuple[str, ...]) -> tuple[str, ...]:
     """The folders of installed packages: a data set with its answers may be among them, so a sandbox sees none."""
     found: list[str] = []
     for folder in map(pathlib.Path, folders):
         for pattern in ("python*/site-packages", "python*/dist-packages"):
             found += [str(path) for path in folder.glob(pattern) if path.is_dir()]
-    return sorted(set(found))
+    return tuple(sorted(set(found)))
 
 
 def bubblewrap_command(interpreter: Interpreter, guest: str, arguments: Sequence[str], seccomp: int | None) -> list[str]:
@@ -120,6 +121,12 @@ def bubblewrap_command(interpreter: Interpreter, guest: str, arguments: Sequence
 def python_command(interpreter: Interpreter, guest: str, arguments: Sequence[str]) -> list[str]:
     """The bare interpreter on `guest`."""
     return [interpreter.binary, *_FLAGS, guest, *arguments]
+
+
+def grouped_command(command: Sequence[str], group: "ControlGroup") -> list[str]:
+    """`command`, started inside a control group: entering one waits on the kernel, so the child does it, not we."""
+    enter = 'n=$1; shift; while [ $n -gt 0 ]; do echo $$ > "$1" || exit 1; shift; n=$((n - 1)); done; exec "$@"'
+    return ["/bin/sh", "-c", enter, "sh", str(len(group.entrances)), *group.entrances, *command]
 
 
 def has_bubblewrap() -> bool:
@@ -178,10 +185,10 @@ class ControlGroup:
                 if os.path.exists(os.path.join(folder, name)):
                     _write(folder, name, value)
 
-    def add(self, pid: int) -> None:
-        """Puts a process in; its later children follow."""
-        for folder in self._folders:
-            _write(folder, "cgroup.procs", pid)
+    @property
+    def entrances(self) -> list[str]:
+        """The files that take the number of a process to put in; its later children follow."""
+        return [os.path.join(folder, "cgroup.procs") for folder in self._folders]
 
     def out_of_memory_kills(self) -> int:
         """How many processes the kernel killed here for memory, so far."""
