@@ -105,8 +105,8 @@ class Calls:
 class Check:
     """A program that defines functions, and a test that calls them: code of a data set, with asserts.
 
-    The test runs in a sandbox of its own, where `targets` are stand-ins that pass each call to the program's sandbox and
-    its result back as plain data. So what the test expects is never where the program is, and the program's objects
+    The test runs in a sandbox of its own, where `targets` are stand-ins that pass each call to the program's sandbox
+    and its result back as plain data. So what the test expects is never where the program is, and the program's objects
     (with an `__eq__` of their own, say) are never where the test is. `context` is run before the test, also there.
     """
 
@@ -149,7 +149,7 @@ class Layers:
 
 
 class Sandbox:
-    """Starts and ends sandboxes. One thread at a time uses it; others wait. Close it, or use it as a context manager."""
+    """Starts and ends sandboxes. One thread at a time uses it; others wait. A context manager, or `close` it."""
 
     def __init__(self, options: SandboxOptions, layers: Layers | None = None) -> None:
         """`layers`: None takes all that work here.
@@ -586,7 +586,7 @@ class _Run:
                 self.values.append(value)
             else:
                 self.test.send([tree], last=False)
-        except (ValueError, TypeError, RecursionError, AttributeError):
+        except (ValueError, TypeError, KeyError, RecursionError, AttributeError, OverflowError):
             self.broken = "returned what is no plain data"
 
 
@@ -682,4 +682,6 @@ def _signal_name(number: int) -> str:
 def _require_number(name: str, value: Any, least: float, *, whole: bool) -> None:
     kinds = int if whole else int | float
     if isinstance(value, bool) or not isinstance(value, kinds) or not value >= least:
-        raise UserError(f"sandbox.{name} must be {'a whole number' if whole else 'a number'} from {least} on, got {value!r}")
+        raise UserError(
+            f"sandbox.{name} must be {'a whole number' if whole else 'a number'} from {least} on, got {value!r}"
+        )

@@ -19,12 +19,18 @@ _ONLY_AST = 0x400
 _CHUNK = 1 << 20
 
 
-class Opaque:
-    """Stands for a value that is not plain data: equal to itself alone."""
+_TYPES = {kind.__name__: kind for kind in (int, float, str, bool, complex, bytes, list, tuple, dict, set, frozenset)}
+_kept: list[object] = []  # a program's own objects, which a test of it holds by number
+_keeps = False  # only in the process of a program
 
-    def __init__(self, name: str) -> None:
-        """`name` of the value's type."""
+
+class Opaque:
+    """Stands for a value that is not plain data: equal to itself alone, and passed back as what it was."""
+
+    def __init__(self, name: str, number: int = -1) -> None:
+        """`name` of the value's type, and its number in the program's process."""
         self.name = name
+        self.number = number
 
     def __repr__(self) -> str:
         """As the value would look in a message."""
@@ -47,7 +53,17 @@ def encode(value: object, depth: int = 0) -> str:
         return f'{{"c":[{encode(value.real)},{encode(value.imag)}]}}'
     if isinstance(value, bytes | bytearray):
         return f'{{"b":"{value.hex()}"}}'
-    return _encode_container(value, depth) if depth < MAX_DEPTH else f'{{"o":{_text(type(value).__name__)}}}'
+    if isinstance(value, type) and _TYPES.get(value.__name__) is value:
+        return f'{{"y":"{value.__name__}"}}'
+    return _encode_container(value, depth) if depth < MAX_DEPTH else _encode_opaque(value)
+
+
+def _encode_opaque(value: object) -> str:
+    if isinstance(value, Opaque):
+        return f'{{"o":[{_text(value.name)},{value.number}]}}'
+    if _keeps:
+        _kept.append(value)
+    return f'{{"o":[{_text(type(value).__name__)},{len(_kept) - 1}]}}'
 
 
 def _encode_container(value: object, depth: int) -> str:
@@ -66,7 +82,7 @@ def _encode_container(value: object, depth: int) -> str:
         return f'{{"fs":{items(value)}}}'
     if hasattr(value, "__next__") or isinstance(value, range | type({}.keys()) | type({}.values()) | type({}.items())):
         return f'{{"it":{items(value)}}}'
-    return f'{{"o":{_text(type(value).__name__)}}}'
+    return _encode_opaque(value)
 
 
 def _text(value: str) -> str:
@@ -78,7 +94,7 @@ def _text(value: str) -> str:
 def decode(tree: object) -> object:
     """The inverse of `encode` on parsed JSON; iterables come back as iterators.
 
-    Raises ValueError or TypeError on a tree that `encode` does not write (an unhashable member of a set, say).
+    Raises ValueError, TypeError or KeyError on a tree that `encode` does not write (an unhashable member of a set).
     """
     if isinstance(tree, list):
         return [decode(item) for item in tree]
@@ -94,7 +110,10 @@ def decode(tree: object) -> object:
     if tag == "b":
         return bytes.fromhex(inner)
     if tag == "o":
-        return Opaque(str(inner))
+        name, number = inner
+        return _kept[number] if 0 <= number < len(_kept) else Opaque(str(name), int(number))
+    if tag == "y":
+        return _TYPES[inner]
     if tag == "c":
         return complex(*decode(inner))
     if tag == "d":
@@ -205,6 +224,8 @@ def _run_script(job: dict, report: int) -> None:
 
 def _run_calls(job: dict, report: int) -> None:
     """Defines the program's functions, then answers each call of the host with a line of its result."""
+    global _keeps
+    _keeps = True
     calls = _private_input()
     code = _compiled(job, report)
     namespace = _as_module("program")

@@ -17,7 +17,11 @@ from collections.abc import Sequence
 
 NOBODY = 65534  # the user that sandboxes run as where the caller is root: limits of processes do not bind root
 SYSTEM_PYTHON = "/usr/bin/python3"
-ENVIRONMENT = {"LC_ALL": "C.UTF-8", "PYTHONHASHSEED": "0", "PYTHONUTF8": "1"}  # all that a guest sees; sets have one order
+ENVIRONMENT = {
+    "LC_ALL": "C.UTF-8",
+    "PYTHONHASHSEED": "0",
+    "PYTHONUTF8": "1",
+}  # all that a guest sees; sets have one order
 _FLAGS = ("-s", "-S", "-W", "ignore", "-c")
 _PROBE = "import sys, sysconfig; print(sys.base_prefix, sysconfig.get_path('stdlib'), *sys.version_info[:2], sep='\\n')"
 _LIBRARY_FOLDERS = ("/lib", "/lib64", "/usr/lib64")
@@ -87,7 +91,9 @@ def packages_of(folders: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(sorted(set(found)))
 
 
-def bubblewrap_command(interpreter: Interpreter, guest: str, arguments: Sequence[str], seccomp: int | None) -> list[str]:
+def bubblewrap_command(
+    interpreter: Interpreter, guest: str, arguments: Sequence[str], seccomp: int | None
+) -> list[str]:
     """The command that starts `guest` (source text) in a fresh sandbox; `seccomp` is a descriptor with a filter.
 
     The guest is process 1 of its namespace: when it ends, the kernel kills all that it started before anyone can wait
