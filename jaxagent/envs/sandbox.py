@@ -158,11 +158,10 @@ class Sandbox:
         Raises `UserError` where no isolation is to be had and `options.allow_unsandboxed` is not set.
         """
         self.options = options
-        self.interpreter = _interpreter()
         self.layers = _usable_layers(options) if layers is None else layers
+        self.interpreter = _interpreter()
         self._lock = threading.Lock()
         self._groups: list[sandbox_layers.ControlGroup] = []
-        self._num_groups = 0
         self._warm: collections.deque[_Guest] = collections.deque()
         self._closed = False
         if self.layers.control_groups:
@@ -210,8 +209,13 @@ class Sandbox:
         self.close()
 
     def _begin(self, job: Job) -> "_Run":
-        deadline = time.monotonic() + self.options.seconds
-        run = _Run(job, self._take(), self._take() if isinstance(job, Check) else None, deadline)
+        program = self._take()
+        try:
+            test = self._take() if isinstance(job, Check) else None
+        except BaseException:
+            self._discard(program)
+            raise
+        run = _Run(job, program, test, time.monotonic() + self.options.seconds)
         self._top_up(min(self.options.warm, self.options.parallel))
         return run
 
@@ -241,6 +245,10 @@ class Sandbox:
             guest = self._warm.popleft() if self._warm else self._start()
             if guest.wait_ready():
                 return guest
+            if guest.group is not None:  # it may be what is broken: not to be used again
+                guest.end()
+                guest.group.remove()
+                guest.group = None
             self._discard(guest)
         raise InfrastructureError("sandbox", f"does not start: {guest.stderr_text() or 'no word from it'}")
 
@@ -258,8 +266,7 @@ class Sandbox:
         if not self.layers.control_groups:
             return None
         if not self._groups:
-            folders = sandbox_layers.group_folders(self._num_groups)
-            self._num_groups += 1
+            folders = sandbox_layers.group_folders()
             processes = self.options.processes + 1  # bubblewrap's outer process is in it too
             self._groups.append(sandbox_layers.ControlGroup(folders, self.options.memory_mb << 20, processes))
         return self._groups.pop()

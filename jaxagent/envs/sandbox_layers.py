@@ -8,6 +8,7 @@ sockets and shared memory; control groups also bound what all processes of a san
 import dataclasses
 import errno
 import functools
+import itertools
 import os
 import pathlib
 import shutil
@@ -78,6 +79,8 @@ def _reachable(path: str) -> bool:
 def _libraries(binary: str, folders: Sequence[str]) -> tuple[str, ...]:
     """Every shared library that the interpreter or an extension of its standard library needs, by `ldd`."""
     extensions = [str(path) for folder in folders for path in pathlib.Path(folder, "lib-dynload").glob("*.so")]
+    if shutil.which("ldd") is None:
+        return ()
     listed = subprocess.run(["ldd", binary, *extensions], capture_output=True, text=True, check=False).stdout
     found = {word for word in listed.split() if word.startswith("/") and not word.endswith(":")}
     found.update(path for path in (os.path.realpath("/etc/ld.so.cache"),) if os.path.exists(path))
@@ -263,8 +266,12 @@ def _inside(mount: str, path: str) -> str:
     return folder if os.path.isdir(folder) else mount
 
 
-def group_folders(number: int) -> list[str]:
-    """The folders of this process's control group number `number`."""
+_group_numbers = itertools.count()
+
+
+def group_folders() -> list[str]:
+    """The folders of a new control group of this process."""
+    number = next(_group_numbers)
     return [os.path.join(parent, f"jaxagent-{os.getpid()}-{number}") for parent in control_group_parents()]
 
 
