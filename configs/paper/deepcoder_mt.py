@@ -1,4 +1,4 @@
-"""DeepCoder-MT of the paper (arXiv 2611.06483): Qwen3-4B writes programs, sees which visible tests fail, and mends them.
+"""DeepCoder-MT of the paper (arXiv 2611.06483): Qwen3-4B writes programs, sees which visible tests fail, mends them.
 
 Reproduces: the DeepCoder-MT bars of Pass@8 at told budgets of 25, 50, 75 and 100 % for three policies: the instruct
 model, GRPO at the full budget, BudgetMix. The summaries of the paper give neither the turn limit nor the judge: 4 turns

@@ -21,7 +21,7 @@ def test_variants_build(variant):
     config = load_config(f"paper/deepcoder_mt:{variant}")
     assert (config.algorithm.name, config.budget.sampler) == VARIANTS[variant]
     assert config.env.options.max_turns == config.rollout.max_turns == 4
-    with pytest.raises(UserError, match="needs env.options.path"):
+    with pytest.raises(UserError, match=r"needs env\.options\.path"):
         registry.get(config.env.name).make_tasks(config.env.options.to_dict(), "train", 4, 0)
     local = load_config(f"paper/deepcoder_mt:{variant},runlocal")
     assert registry.get("deepcoder").make_tasks(local.env.options.to_dict(), "panel", 4, 0).task(0).max_turns == 4
