@@ -14,6 +14,7 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 
 NOBODY = 65534  # the user that sandboxes run as where the caller is root: limits of processes do not bind root
@@ -156,10 +157,9 @@ def seccomp_filter() -> int | None:
     _add(rules, pyseccomp.ERRNO(errno.EPERM), "clone", pyseccomp.Arg(0, pyseccomp.MASKED_EQ, _CLONE_THREAD, 0))
     _add(rules, pyseccomp.ERRNO(errno.ENOSYS), "clone3")
     _add(rules, pyseccomp.ERRNO(errno.EPERM), "prctl", pyseccomp.Arg(0, pyseccomp.EQ, _PR_SET_PDEATHSIG))
-    descriptor = os.memfd_create("seccomp", os.MFD_CLOEXEC)
-    with os.fdopen(os.dup(descriptor), "wb") as stream:
+    with tempfile.TemporaryFile() as stream:
         rules.export_bpf(stream)
-    return descriptor
+        return os.dup(stream.fileno())
 
 
 def _add(rules, action: int, name: str, *arguments) -> None:

@@ -230,6 +230,22 @@ def test_a_sandbox_that_is_killed_from_outside_is_infrastructure(box):
 
 
 @isolated
+def test_without_process_descriptors_it_polls(monkeypatch):
+    monkeypatch.delattr(os, "pidfd_open")
+    with Sandbox(SandboxOptions(seconds=1.0)) as made:
+        outcomes = list(made.run([Script("print(1)"), Script("import os\nos.closerange(0, 64)\nwhile True: pass")]))
+    assert [outcome.kind for outcome in outcomes] == ["ok", "time"]
+
+
+@isolated
+def test_an_iterator_left_open_blocks_nobody(box):
+    left = box.run([Script("print(1)"), Script("print(2)")])
+    assert next(left).stdout == "1\n"
+    assert one(box, Script("print(3)")).stdout == "3\n"
+    assert next(left).stdout == "2\n"
+
+
+@isolated
 def test_leaving_early_ends_what_runs(box):
     outcomes = box.run([Script("print(1)"), Script("while True: pass"), Script("while True: pass")])
     begun = time.monotonic()
