@@ -17,8 +17,7 @@ Variants: base, grpo_full, grpo_full_noline, budgetmix, budgetmix_noline, gigpo,
 dr_grpo, rloo; runlocal.
 """
 
-from jaxagent.config import apply_variant
-from jaxagent.paper import RUNLOCAL, paper_config
+from jaxagent.paper import RUNLOCAL, apply_paper_variant, paper_config
 
 _RUNLOCAL = RUNLOCAL | {
     "env.options.source": "generated",
@@ -42,4 +41,4 @@ def get_config(variant: str = ""):
     config.rollout.max_context = 20_480  # a statement of up to 2,000 tokens, then 4 turns of a program and its feedback
     config.optimizer.row_tokens = 20_480
     config.eval.panel_tasks = 100
-    return apply_variant(config, variant, _RUNLOCAL)
+    return apply_paper_variant(config, variant, _RUNLOCAL)

@@ -652,7 +652,7 @@ def _usable_layers(options: SandboxOptions) -> Layers:
         return Layers(bubblewrap=False, seccomp=False, control_groups=False)
     raise UserError(
         f"no sandbox for programs that a model writes: {complaint}; install or allow it, or accept programs without "
-        "isolation, with all rights of this process, by env.options.sandbox={'allow_unsandboxed': True}"
+        "isolation, with all rights of this process, by --config.env.options.sandbox.allow_unsandboxed=True"
     )
 
 
