@@ -270,9 +270,9 @@ class Sandbox:
         if not self.layers.control_groups:
             return None
         if not self._groups:
-            folders = sandbox_layers.group_folders()
             processes = self.options.processes + 1  # bubblewrap's outer process is in it too
-            self._groups.append(sandbox_layers.ControlGroup(folders, self.options.memory_mb << 20, processes))
+            memory = self.options.memory_mb << 20
+            self._groups.append(sandbox_layers.ControlGroup(sandbox_layers.group_folder(), memory, processes))
         return self._groups.pop()
 
     def _release(self, run: "_Run") -> None:
@@ -625,8 +625,8 @@ def isolation() -> tuple[Layers | None, str]:
     if complaint:
         return None, f"bubblewrap does not work here: {complaint}"
     for layers in (
-        Layers(True, sandbox_layers.seccomp_filter() is not None, bool(sandbox_layers.control_group_parents())),
-        Layers(True, False, bool(sandbox_layers.control_group_parents())),
+        Layers(True, sandbox_layers.seccomp_filter() is not None, sandbox_layers.control_group_parent() is not None),
+        Layers(True, False, sandbox_layers.control_group_parent() is not None),
         Layers(True, sandbox_layers.seccomp_filter() is not None, False),
     ):
         if not _try_layers(layers):
