@@ -11,6 +11,7 @@ from jaxagent.errors import UserError
 
 # Name -> function(source folder or None) -> what was done, in one line for the user.
 _FETCHERS: dict[str, str] = {
+    "deepcoder": "jaxagent.envs.deepcoder.problems:fetch_deepcoder",
     "humaneval": "jaxagent.envs.deepcoder.problems:fetch_humaneval",
 }
 
