@@ -39,7 +39,7 @@ class Step:
       distance: from the goal before the reply, in turns (without an oracle: see `judge_by_record`); None: unknown.
       distance_after: after it; 0 on success, infinite where the reply ended the episode without.
       error: the reply was invalid, was answered by an error, or led away from the goal.
-      good: whether the environment called the reply good, which alone it may do without an oracle; None: it did not say.
+      good: whether the environment called the reply good (without an oracle); None: it did not say.
     """
 
     index: int

@@ -109,8 +109,13 @@ def test_injected_replies_undo_or_waste():
 
 @pytest.mark.parametrize(
     ("info", "fault"),
-    [({"good": 1}, "good is 1"), ({"good": "yes"}, "good is 'yes'"), ({"progress": 1.5}, "progress is 1.5")]
-    + [({"progress": float("nan")}, "progress is nan"), ({"progress": True}, "progress is True")],
+    [
+        ({"good": 1}, "good is 1"),
+        ({"good": "yes"}, "good is 'yes'"),
+        ({"progress": 1.5}, "progress is 1.5"),
+        ({"progress": float("nan")}, "progress is nan"),
+        ({"progress": True}, "progress is True"),
+    ],
 )
 def test_other_values_are_refused(info, fault):
     with pytest.raises(ValueError, match=fault):
