@@ -7,6 +7,7 @@ its place is the sampler, which asks a director before each reply who writes it,
 """
 
 import dataclasses
+import hashlib
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -25,6 +26,7 @@ Key = tuple[int, ...]  # run seed, step, group, member, turn: the words that key
 # director(slot, key) -> the number of the sampler that writes the reply, or the reply's ids where it is forced.
 Director = Callable[[int, Key], int | tuple[int, ...]]
 INVALID_REPLY = "noop"
+FRESH_NOISE = 1 << 20  # added to the step of a reply's key, which panels leave free above their own
 MAX_CANDIDATES = 32  # replies tried at one state; each costs a replay of its prefix
 
 
@@ -50,12 +52,16 @@ class DirectedSampler:
     forced reply has log-probability 0: its distribution is certain.
     """
 
-    def __init__(self, samplers: Sequence[Sampler], director: Director) -> None:
-        """The samplers must have equal shapes (`SamplerConfig`) and their own weights set."""
+    def __init__(self, samplers: Sequence[Sampler], director: Director, *, fresh_noise: bool = False) -> None:
+        """The samplers must have equal shapes (`SamplerConfig`) and their own weights set.
+
+        With `fresh_noise` replies are drawn with other noise than a plain rollout of the same orders draws them with.
+        """
         if any(sampler.config != samplers[0].config for sampler in samplers):
             raise ValueError("the samplers of a directed rollout must have equal shapes")
         self._samplers = tuple(samplers)
         self._director = director
+        self._shift = np.array([0, FRESH_NOISE if fresh_noise else 0, 0, 0, 0], np.uint32)
         slots = self.config.slots
         self._authors: list[int | None] = [None] * slots  # of the reply being written
         # Tokens of each slot that another has written and this sampler's cache lacks.
@@ -77,7 +83,8 @@ class DirectedSampler:
         for number, sampler in enumerate(self._samplers):
             self._catch_up(number, request, temperature)
             mine = np.array([author == number for author in self._authors], bool)
-            results.append(sampler(dataclasses.replace(request, sample=request.sample & mine), temperature))
+            shifted = dataclasses.replace(request, sample=request.sample & mine, keys=request.keys + self._shift)
+            results.append(sampler(shifted, temperature))
         merged = _merge(results, forced, self._authors)
         self._book(merged, forced)
         return merged
@@ -249,6 +256,12 @@ def plan_injections(
                 injections.append(Injection(spec, prefix, wrong))
                 break
     return tuple(injections)
+
+
+def plan_hash(injections: Sequence[Injection]) -> str:
+    """A hash of the states and of the wrong replies: equal plans put policies into equal places."""
+    key = [(i.spec.task.id, i.spec.step, i.spec.group, i.spec.member, i.prefix, i.wrong) for i in injections]
+    return hashlib.blake2b(repr(key).encode(), digest_size=6).hexdigest()
 
 
 def _candidates(episodes: Sequence[Episode], steps: Sequence[Sequence[Step]]) -> dict[str | None, list[str]]:

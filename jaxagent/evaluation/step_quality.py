@@ -373,6 +373,17 @@ def recovery(steps: Sequence[Sequence[Step]], horizon: int) -> Recovery:
     )
 
 
+def recovery_by_task(
+    task_ids: Sequence[str], steps: Sequence[Sequence[Step]], horizon: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Recovered and eligible errors of each task, [M] each, as `recovery` counts them: for an interval over tasks."""
+    by_task: dict[str, list[Sequence[Step]]] = {}
+    for task_id, judged in zip(task_ids, steps, strict=True):
+        by_task.setdefault(task_id, []).append(judged)
+    found = [recovery(by_task[task_id], horizon) for task_id in sorted(by_task)]
+    return np.array([each.recovered for each in found]), np.array([each.eligible for each in found])
+
+
 def split_success(episodes: Sequence[Episode], steps: Sequence[Sequence[Step]]) -> SuccessSplit:
     """Success of each task, split by whether the episode erred on the way."""
     erred = [any(step.error for step in judged) for judged in steps]
