@@ -219,7 +219,8 @@ def _evaluate(arguments: Arguments) -> None:
     result = evaluate.run(arguments.config, workdir, run_folder=workdir, name=name)
     policy = pathlib.Path(workdir).resolve().name
     print(summary_table({**result, "policies": {policy: result["budgets"]}}))
-    print(f"\nwritten to {pathlib.Path(workdir, 'eval', name)}")
+    print(f"\npanel {result['panel_hash']} of {result['num_tasks']} tasks")
+    print(f"written to {pathlib.Path(workdir, 'eval', name)}")
 
 
 def _report(arguments: Arguments) -> None:

@@ -208,6 +208,7 @@ def _eval() -> ConfigDict:
     evaluation.percents = (25, 50, 75, 100)  # told budgets
     evaluation.panel_seed = 1  # makes the panel and the held-out tasks: the same for every training seed
     evaluation.panel_tasks = 100  # tasks of the panel, for `jaxagent evaluate`
+    evaluation.panel = ""  # panel file (`panel.json` of an evaluation): its tasks and no others; empty: the first ones
     evaluation.panel_samples = 16  # n: episodes a panel task and told budget
     evaluation.k = 8  # K of Pass@(K,T)
     evaluation.analysis = False  # also step quality, recovery and what the rest of this section costs in rollouts

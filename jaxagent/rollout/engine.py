@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Iterator
 
 from jaxagent import budgets
-from jaxagent.envs.base import InfrastructureError, Observation, StepResult
+from jaxagent.envs.base import InfrastructureError, Observation, StepResult, step_signal
 from jaxagent.envs.workers import EnvironmentPool, ResetRequest, StepRequest
 from jaxagent.episodes import EndReason, Episode, EpisodeSpec, Turn, finished_episode
 from jaxagent.rollout.chat import LineChat
@@ -264,6 +264,7 @@ class RolloutEngine:
                 anchor=slot.anchor,
                 remaining=budgets.remaining_turns(slot.spec.enforced_budget, slot.turn),
                 truncated=result is None,
+                **step_signal(info),
             )
         )
         slot.sampled, slot.logprobs = [], []

@@ -37,8 +37,6 @@ DECISIVE = [
 def test_answers_hold_their_promise(cell):
     found = coverage.measure(*cell, repeats=REPEATS, resamples=500, seed=11)
     assert found.holds(SLACK), found
-    if found.is_informative and cell[0] > 0.05:
-        assert found.answered <= 0.98 + SLACK / 3, found
     if cell[0] == 0.5 and cell[2] == 50:
         assert found.weak == 0 and found.is_informative
 
