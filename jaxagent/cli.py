@@ -167,6 +167,16 @@ def _define_report(flag_values: flags.FlagValues) -> None:
     flags.DEFINE_string("output", "report", what, flag_values=flag_values)
 
 
+def _define_data(flag_values: flags.FlagValues) -> None:
+    what = "folder that holds the source files, for data that no package ships"
+    flags.DEFINE_string("source", None, what, flag_values=flag_values)
+
+
+def _define_import(flag_values: flags.FlagValues) -> None:
+    what = "the name that model.pretrained takes; by default that of what is imported"
+    flags.DEFINE_string("name", None, what, flag_values=flag_values)
+
+
 def _define_reproduce(flag_values: flags.FlagValues) -> None:
     flags.DEFINE_list("worlds", ["lookup_tiny"], "experiments, separated by commas", flag_values=flag_values)
     arms = ["base", "grpo_full", "budgetmix"]
@@ -224,6 +234,21 @@ def _report(arguments: Arguments) -> None:
     from jaxagent.reporting import report
 
     report.run(list(arguments.words), output)
+
+
+def _data(arguments: Arguments) -> None:
+    from jaxagent.envs import datasets
+
+    if len(arguments.words) != 1:
+        raise UserError(f"data: name one data set: {', '.join(datasets.names())}")
+    print(datasets.fetch(arguments.words[0], source=arguments.flag_values.source))
+
+
+def _import(arguments: Arguments) -> None:
+    from jaxagent import exchange
+
+    folder = exchange.import_model(arguments.words, arguments.flag_values.name)
+    print(f"{folder}\nuse it with --config.model.pretrained={folder.name}")
 
 
 def _reproduce(arguments: Arguments) -> None:
@@ -285,6 +310,20 @@ COMMANDS = {
         define_flags=_define_evaluate,
         takes_config=True,
         run=_evaluate,
+    ),
+    "data": Command(
+        summary="fetch or convert the data of a benchmark, once a machine",
+        usage="NAME [--source=FOLDER]",
+        define_flags=_define_data,
+        takes_config=False,
+        run=_data,
+    ),
+    "import": Command(
+        summary="bring a language model in: SmolLM2, a Hugging Face checkpoint, a GGUF file",
+        usage="smollm2 | hf PATH_OR_NAME | gguf FILE [--name=NAME]",
+        define_flags=_define_import,
+        takes_config=False,
+        run=_import,
     ),
     "report": Command(
         summary="figures and a table of finished runs",

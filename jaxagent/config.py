@@ -93,7 +93,7 @@ def _rollout() -> ConfigDict:
 
 def _sft() -> ConfigDict:
     sft = ConfigDict()
-    sft.steps = 200
+    sft.steps = 200  # 0: the base policy is the initial weights as they are (a pretrained model)
     sft.demonstrations = 64  # fresh scripted demonstrations a step
     sft.learning_rate = 2e-3
     sft.observation_weight = 1.0  # weight of the observations' mean loss beside that of the replies; 0: replies alone

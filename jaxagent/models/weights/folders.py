@@ -3,13 +3,12 @@
 `$JAXAGENT_HOME/models`, else `~/.cache/jaxagent/models`, holds one folder for each imported model.
 """
 
-import os
 import pathlib
 
+from jaxagent.envs import datasets
 from jaxagent.errors import UserError
 from jaxagent.models.architectures import CONFIG_FILE
 
-HOME_VARIABLE = "JAXAGENT_HOME"
 # What belongs to a model besides its weights. Never code: no .py is copied, fetched or run.
 DESCRIPTION_FILES = (
     CONFIG_FILE,
@@ -27,8 +26,7 @@ DESCRIPTION_FILES = (
 
 def models_home() -> pathlib.Path:
     """The folder of imported models; it need not exist."""
-    home = os.environ.get(HOME_VARIABLE)
-    return (pathlib.Path(home) if home else pathlib.Path.home() / ".cache" / "jaxagent") / "models"
+    return datasets.home() / "models"
 
 
 def imported_folder(name: str) -> pathlib.Path:
