@@ -152,15 +152,13 @@ def replay(environment: Environment, task: Task, episode: Episode) -> tuple[Step
             raise _does_not_replay(episode, turn)
         before, in_budget = environment.oracle(), environment.oracle(turn.remaining)
         result = None
-        if not turn.truncated:  # the environment never saw a truncated reply
+        if episode.was_stepped(turn):
             result = environment.step(turn.text)
             observation = result.observation
             if (result.info.get("action"), bool(result.info.get("valid", True))) != (turn.action, turn.valid):
                 raise _does_not_replay(episode, turn)
         after = before.distance if result is None else distance_after(environment, result)
-        steps.append(
-            _judged(turn, before, in_budget, after, result is None or is_error(before.distance, after, result))
-        )
+        steps.append(_judged(turn, before, in_budget, after, result))
     return tuple(steps)
 
 
@@ -175,7 +173,7 @@ def judge_by_rewards(episode: Episode) -> tuple[Step, ...]:
     for turn in episode.turns:
         succeeded = episode.success_turn == turn.index
         after = 1.0 if succeeded else max(best, turn.reward)
-        bad = not turn.valid or turn.error is not None or turn.truncated
+        bad = not turn.valid or turn.error is not None or not episode.was_stepped(turn)
         steps.append(
             Step(turn.index, turn.remaining, turn.action, turn.valid, None, None, 1.0 - best, 1.0 - after, bad)
         )
@@ -382,17 +380,20 @@ def gain_split(policy: SuccessSplit, reference: SuccessSplit) -> dict[str, float
     return {"gain": gain, "clean": clean, "recovered": recovered, "recovered_share": recovered / gain if gain else None}
 
 
-def _judged(turn: Turn, before: StepOracle, in_budget: StepOracle, after: float | None, error: bool) -> Step:
+def _judged(
+    turn: Turn, before: StepOracle, in_budget: StepOracle, after: float | None, result: StepResult | None
+) -> Step:
+    """The judgement of a turn; `result` None where the environment never saw its reply."""
     return Step(
         index=turn.index,
         turns_left=turn.remaining,
         action=turn.action,
-        valid=turn.valid and not turn.truncated,
+        valid=turn.valid and result is not None,
         optimal=frozenset(before.optimal_actions),
         optimal_in_budget=frozenset(in_budget.optimal_actions),
         distance=before.distance,
         distance_after=after,
-        error=error,
+        error=result is None or is_error(before.distance, after, result),
     )
 
 

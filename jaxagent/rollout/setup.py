@@ -12,7 +12,7 @@ from jaxagent.envs.workers import EnvironmentPool
 from jaxagent.errors import UserError
 from jaxagent.models import cache, decoder
 from jaxagent.models.tokenizer import load_tokenizer
-from jaxagent.rollout.chat import LineChat, line_chat
+from jaxagent.rollout.chat import Chat, ChatOptions, make_chat
 from jaxagent.rollout.engine import EngineConfig, RolloutEngine
 from jaxagent.rollout.sampler import Sampler, SamplerConfig
 from jaxagent.sharding import rules
@@ -25,7 +25,7 @@ class Setup:
 
     config: ConfigDict
     mesh: jax.sharding.Mesh
-    chat: LineChat
+    chat: Chat
     model: decoder.DecoderConfig
     entry: registry.EnvironmentEntry
 
@@ -52,6 +52,7 @@ class Setup:
             wording=self.config.budget.wording,
             temperature=rollout.temperature,
             retries=env.retries,
+            on_turn_cap=rollout.on_turn_cap,
         )
         return RolloutEngine(sampler, pool, self.chat, settings)
 
@@ -69,7 +70,15 @@ def make_setup(config: ConfigDict) -> Setup:
         if value % rows:
             raise UserError(f"{name}={value} must be a multiple of the {rows} devices on the data and fsdp axes")
     model = decoder_config(config.model, len(tokenizer))
-    return Setup(config=config, mesh=mesh, chat=line_chat(tokenizer), model=model, entry=entry)
+    return Setup(
+        config=config, mesh=mesh, chat=make_chat(tokenizer, chat_options(config.rollout.chat)), model=model, entry=entry
+    )
+
+
+def chat_options(config: ConfigDict) -> ChatOptions:
+    """The options of a chat from a config's section `rollout.chat`."""
+    plain = config.to_dict()
+    return ChatOptions(**plain | {"stop": tuple(plain["stop"]), "variables": tuple(plain["variables"].items())})
 
 
 def decoder_config(config: ConfigDict, vocab_size: int) -> decoder.DecoderConfig:
@@ -108,6 +117,8 @@ def _check_rollout(config: ConfigDict) -> None:
     for name in ("slots", "max_context", "max_turn_tokens", "decode_chunk"):
         if rollout[name] < 1:
             raise UserError(f"rollout.{name} must be at least 1, got {rollout[name]}")
+    if rollout.on_turn_cap not in ("end", "close"):
+        raise UserError(f"rollout.on_turn_cap must be end or close, got {rollout.on_turn_cap!r}")
     buckets = tuple(rollout.extend_buckets)
     if not buckets or list(buckets) != sorted(set(buckets)) or buckets[0] < 1:
         raise UserError(f"rollout.extend_buckets must be increasing widths from 1 on, got {buckets}")
