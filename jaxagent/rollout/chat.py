@@ -225,7 +225,7 @@ def template_chat(tokenizer: Any, options: ChatOptions) -> TemplateChat:
     )
     _check_ids(chat)
     for note in pieces.notes:
-        warnings.warn(f"chat template: {note}; episodes keep what was sampled", stacklevel=2)
+        warnings.warn(f"chat template: {note}", stacklevel=2)
     return chat
 
 

@@ -11,19 +11,18 @@ import os
 import resource
 import sys
 
-CPU_SECONDS = 10
 MEMORY_BYTES = 1 << 30  # beyond what the process holds before the template runs
 MAX_CHARACTERS = 1 << 20  # of everything that is rendered
 
 
 def main() -> None:
-    """Reads {template, conversations, variables}, writes {rendered} or {error}; limits end the process with a
-    signal."""
+    """Reads {template, conversations, variables, cpu_seconds}, writes {rendered} or {error}; a signal ends what takes
+    too long."""
     request = json.load(sys.stdin)
     os.environ["TRANSFORMERS_VERBOSITY"] = "critical"
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    limit_resources()
+    limit_resources(request["cpu_seconds"])
     try:
         rendered, _ = render_jinja_template(
             conversations=request["conversations"],
@@ -43,10 +42,10 @@ def main() -> None:
     json.dump(answer, sys.stdout)
 
 
-def limit_resources() -> None:
+def limit_resources(cpu_seconds: int) -> None:
     """Bounds what this process may still use, from here on."""
     used = resource.getrusage(resource.RUSAGE_SELF)
-    seconds = int(used.ru_utime + used.ru_stime) + CPU_SECONDS
+    seconds = int(used.ru_utime + used.ru_stime) + cpu_seconds
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":

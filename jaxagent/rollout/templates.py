@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 
 from jaxagent.errors import UserError
 
+CPU_SECONDS = 10  # for the rendering itself
 WALL_SECONDS = 120.0  # for the rendering process, its start included
 MAX_TEMPLATE_CHARACTERS = 1 << 20
 _SHOWN_CHARACTERS = 60
@@ -31,6 +32,7 @@ REALISTIC = (
     "right; café, 5 %",
     "You stand\n- at the goal\u2019s side.",
 )
+_KEPT = "episodes keep what was said"
 _EDGES = " \n"
 _REASONING, _AFTER_REASONING = "<think>\nfirst this, then that\n</think>\n\n", "up"
 Writer = Callable[[Sequence[str]], str]
@@ -86,13 +88,17 @@ def read_template(source: str, *, variables: str = "{}", system: str = "", role:
     trims_replies = _trim_of(rendered[5], as_rendered, reply_edges, places=(1, 3))
     notes = list(pieces.notes)
     if trims_replies:
-        notes.append("it trims white space around earlier replies")
+        notes.append(f"it trims white space around earlier replies; {_KEPT}")
     if rendered[6] != as_rendered(reasoned):
-        notes.append("it drops or rewrites the reasoning in earlier replies")
+        notes.append(f"it drops or rewrites the reasoning in earlier replies; {_KEPT}")
+    if "strftime_now" in source and "date_string" not in json.loads(variables):
+        notes.append("it writes today's date, so a run resumed another day is told another one; many read date_string")
     return dataclasses.replace(pieces, notes=tuple(notes))
 
 
-def render(source: str, conversations: list[list[dict]], variables: dict) -> list[str]:
+def render(
+    source: str, conversations: list[list[dict]], variables: dict, *, cpu_seconds: int = CPU_SECONDS
+) -> list[str]:
     """Renders conversations up to the generation prompt, in a process with bounds of time and memory.
 
     Raises:
@@ -100,10 +106,12 @@ def render(source: str, conversations: list[list[dict]], variables: dict) -> lis
     """
     if len(source) > MAX_TEMPLATE_CHARACTERS:
         raise UserError(f"the chat template has {len(source)} characters; at most {MAX_TEMPLATE_CHARACTERS} are read")
-    request = json.dumps({"template": source, "conversations": conversations, "variables": variables})
+    request = {"template": source, "conversations": conversations, "variables": variables, "cpu_seconds": cpu_seconds}
     command = [sys.executable, "-P", "-m", "jaxagent.rollout.render_templates"]
     try:
-        done = subprocess.run(command, input=request, capture_output=True, text=True, timeout=WALL_SECONDS, check=False)
+        done = subprocess.run(
+            command, input=json.dumps(request), capture_output=True, text=True, timeout=WALL_SECONDS, check=False
+        )
     except subprocess.TimeoutExpired:
         raise UserError(f"the chat template was not rendered within {WALL_SECONDS:.0f} s") from None
     if done.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
@@ -145,7 +153,7 @@ def _pieces(one: str, two: str, three: str) -> tuple[TemplatePieces, Writer]:
         raise _not_append_only("the start of a reply", first_opening, opening)
     notes = ()
     if first_dropped or dropped:
-        notes = (f"it drops {first_dropped or dropped!r} in front of earlier replies",)
+        notes = (f"it drops {first_dropped or dropped!r} in front of earlier replies; {_KEPT}",)
     pieces = TemplatePieces(head, first_tail, between, tail, opening, "", notes)
     return pieces, functools.partial(_transcript, head, between, first_kept, kept, tail)
 
