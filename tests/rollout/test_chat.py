@@ -111,7 +111,7 @@ def test_the_chat_follows_from_the_tokenizer():
     assert make_chat(tiny) == line_chat(tiny) and isinstance(make_chat(tiny), LineChat)
     with pytest.raises(UserError, match="tokenizers with a chat template; this one has none"):
         make_chat(tiny, ChatOptions(system="Act."))
-    with pytest.raises(UserError, match="rollout.chat.reasoning must be auto"):
+    with pytest.raises(UserError, match="reasoning must be auto"):
         ChatOptions(reasoning="yes")
 
 
