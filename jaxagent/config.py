@@ -83,12 +83,27 @@ def _rollout() -> ConfigDict:
     rollout.slots = 64  # rows of the sampler's batch and of its KV cache
     rollout.max_context = 256  # tokens an episode may hold; rows of the KV cache
     rollout.max_turns = 32  # width of the turn arrays: the largest full budget of any task
-    rollout.max_turn_tokens = 8  # cap of one reply; reaching it ends the episode (`turn_tokens`)
+    rollout.max_turn_tokens = 8  # cap of one reply
+    rollout.on_turn_cap = "end"  # end (the episode ends there, reward 0) | close (the reply is closed and played)
     rollout.extend_buckets = (8, 32)  # widths of the compiled extend steps; longer observations are appended in pieces
     rollout.decode_chunk = 16  # decode steps on the device before the host looks
     rollout.ready_slots = 0  # the device returns when so many rows have stopped; 0: an eighth of the slots
     rollout.temperature = 1.0
+    rollout.chat = _chat()
     return rollout
+
+
+def _chat() -> ConfigDict:
+    """For tokenizers with a chat template; others speak in lines."""
+    chat = ConfigDict()
+    chat.system = ""  # system prompt; empty: the template's own default
+    chat.reasoning = "auto"  # auto (the template's default) | on | off
+    chat.stop = ()  # texts of further tokens that end a reply
+    chat.observations = "user"  # user | tool: the role in which observations after the first are told
+    chat.tool_calls = "none"  # none | json | python: the format of calls that the system prompt asks for
+    chat.variables = ConfigDict()  # further variables of the template, such as date_string
+    chat.variables.unlock()
+    return chat
 
 
 def _sft() -> ConfigDict:

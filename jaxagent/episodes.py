@@ -56,7 +56,7 @@ class Turn:
     `observation_ids` are the tokens that were appended before the reply (the budget line among them), `sampled_ids` the
     tokens that the sampler drew, `logprobs` their log-probs under the distribution that drew them; all three are None
     for served policies. `remaining` is what the engine counted, whether or not it was told. `truncated`: the reply
-    hit its token cap. `good` and `progress` are the environment's own verdict on the step, where it has no exact
+    hit its token cap; where the episode went on, the ids that closed it open the next turn's observation. `good` and `progress` are the environment's own verdict on the step, where it has no exact
     oracle (`envs.base.StepResult`); None: unknown.
     """
 
@@ -107,6 +107,10 @@ class Episode:
     def is_void(self) -> bool:
         """Ended by the infrastructure, not by the agent."""
         return self.end_reason == "infrastructure"
+
+    def was_stepped(self, turn: Turn) -> bool:
+        """Whether the environment saw a turn's reply: all but one that ended the episode at its token cap."""
+        return not (self.end_reason == "turn_tokens" and turn.index == len(self.turns))
 
     def token_ids(self) -> list[int]:
         """The whole transcript as ids, in order: observation 1, reply 1, observation 2, ..."""

@@ -18,7 +18,7 @@ from jaxagent.envs.workers import ResetRequest, StepRequest
 from jaxagent.episodes import Episode, EpisodeSpec, Task
 from jaxagent.errors import UserError
 from jaxagent.evaluation.step_quality import Step, distance_after, is_error, spec_of, start_distance
-from jaxagent.rollout.chat import LineChat
+from jaxagent.rollout.chat import Chat
 from jaxagent.rollout.engine import environment_seed
 from jaxagent.rollout.sampler import Request, Sampled, Sampler, SamplerConfig
 
@@ -201,7 +201,7 @@ def script(replies: Mapping[Key, Sequence[tuple[int, ...]]]) -> Director:
     return direct
 
 
-def injection_script(injections: Iterable[Injection], chat: LineChat, *, inject: bool = True) -> Director:
+def injection_script(injections: Iterable[Injection], chat: Chat, *, inject: bool = True) -> Director:
     """The script of an injected-error test; without `inject` its control: the same prefixes, no forced error."""
     replies = {}
     for injection in injections:

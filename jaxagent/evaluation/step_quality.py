@@ -155,15 +155,13 @@ def replay(environment: Environment, task: Task, episode: Episode) -> tuple[Step
             raise _does_not_replay(episode, turn)
         before, in_budget = environment.oracle(), environment.oracle(turn.remaining)
         result = None
-        if not turn.truncated:  # the environment never saw a truncated reply
+        if episode.was_stepped(turn):
             result = environment.step(turn.text)
             observation = result.observation
             if (result.info.get("action"), bool(result.info.get("valid", True))) != (turn.action, turn.valid):
                 raise _does_not_replay(episode, turn)
         after = before.distance if result is None else distance_after(environment, result, before.distance)
-        steps.append(
-            _judged(turn, before, in_budget, after, result is None or is_error(before.distance, after, result))
-        )
+        steps.append(_judged(turn, before, in_budget, after, result))
     return tuple(steps)
 
 
@@ -178,11 +176,12 @@ def judge_by_record(episode: Episode) -> tuple[Step, ...]:
     """
     steps, before = [], 0.0
     for turn, after in zip(episode.turns, _nearness(episode), strict=True):
+        stepped = episode.was_stepped(turn)
         ended = turn is episode.turns[-1] and episode.end_reason in ("failure", "gave_up")
         distance, then = 1.0 - before, math.inf if ended else 1.0 - after
-        bad = not turn.valid or turn.error is not None or turn.truncated or then > distance
-        seen = turn.valid and not turn.truncated
-        steps.append(Step(turn.index, turn.remaining, turn.action, seen, None, None, distance, then, bad, turn.good))
+        bad = not turn.valid or turn.error is not None or not stepped or then > distance
+        valid = turn.valid and stepped
+        steps.append(Step(turn.index, turn.remaining, turn.action, valid, None, None, distance, then, bad, turn.good))
         before = after
     return tuple(steps)
 
@@ -411,17 +410,20 @@ def gain_split(policy: SuccessSplit, reference: SuccessSplit) -> dict[str, float
     return {"gain": gain, "clean": clean, "recovered": recovered, "recovered_share": recovered / gain if gain else None}
 
 
-def _judged(turn: Turn, before: StepOracle, in_budget: StepOracle, after: float | None, error: bool) -> Step:
+def _judged(
+    turn: Turn, before: StepOracle, in_budget: StepOracle, after: float | None, result: StepResult | None
+) -> Step:
+    """The judgement of a turn; `result` None where the environment never saw its reply."""
     return Step(
         index=turn.index,
         turns_left=turn.remaining,
         action=turn.action,
-        valid=turn.valid and not turn.truncated,
+        valid=turn.valid and result is not None,
         optimal=frozenset(before.optimal_actions),
         optimal_in_budget=frozenset(in_budget.optimal_actions),
         distance=before.distance,
         distance_after=after,
-        error=error,
+        error=result is None or is_error(before.distance, after, result),
     )
 
 

@@ -16,7 +16,7 @@ from jaxagent import budgets
 from jaxagent.envs.base import InfrastructureError, Observation, StepResult, step_signal
 from jaxagent.envs.workers import EnvironmentPool, ResetRequest, StepRequest
 from jaxagent.episodes import EndReason, Episode, EpisodeSpec, Turn, finished_episode
-from jaxagent.rollout.chat import LineChat
+from jaxagent.rollout.chat import Chat
 from jaxagent.rollout.sampler import Request, Sampled, Sampler, idle_request
 
 
@@ -28,6 +28,7 @@ class EngineConfig:
     wording: str = "sentence"
     temperature: float = 1.0
     retries: int = 2
+    on_turn_cap: str = "end"  # end | close: what happens to a reply at its token cap
 
 
 @dataclasses.dataclass
@@ -87,7 +88,7 @@ class _Slot:
 class RolloutEngine:
     """Runs episode specs through a sampler and an environment pool."""
 
-    def __init__(self, sampler: Sampler, pool: EnvironmentPool, chat: LineChat, config: EngineConfig) -> None:
+    def __init__(self, sampler: Sampler, pool: EnvironmentPool, chat: Chat, config: EngineConfig) -> None:
         self._sampler = sampler
         self._pool = pool
         self._chat = chat
@@ -178,6 +179,9 @@ class RolloutEngine:
             slot.spec.told_budget, slot.turn, announce=self._config.announce, wording=self._config.wording
         )
         ids = self._chat.observation_ids(observation.text + line, first=slot.turn == 1)
+        if slot.turns and slot.turns[-1].truncated:
+            # Nobody sampled the end of that reply: it is appended like an observation, without log-probs or loss.
+            ids = self._chat.closing_ids + ids
         slot.anchor = observation.anchor
         slot.observation_ids = ids
         slot.length += len(ids)
@@ -219,10 +223,10 @@ class RolloutEngine:
         finished, requests = [], []
         for number in stopped:
             slot = slots[number]
-            if slot.sampled[-1] in self._stop_ids:
+            if self._is_complete(slot) or self._config.on_turn_cap == "close":
                 requests.append(StepRequest(number, self._chat.reply_text(tuple(slot.sampled))))
                 continue
-            # The reply hit its cap: the environment never sees it, and it is not an invalid action either.
+            # The environment never sees this reply, and it is not an invalid action either.
             self._record_turn(slot, self._chat.reply_text(tuple(slot.sampled)), None)
             finished.append(self._finish(slots, number, "turn_tokens"))
         retried = []
@@ -234,6 +238,10 @@ class RolloutEngine:
             else:
                 finished.append(self._finish(slots, request.slot, "infrastructure", detail=str(result)))
         return finished + self._reset(slots, retried)
+
+    def _is_complete(self, slot: _Slot) -> bool:
+        """Whether the reply ended by itself, not at its cap."""
+        return slot.sampled[-1] in self._stop_ids
 
     def _advance(self, slots: list[_Slot | None], request: StepRequest, result: StepResult) -> list[Episode]:
         slot = slots[request.slot]
@@ -263,8 +271,8 @@ class RolloutEngine:
                 reward=float(step_reward),
                 anchor=slot.anchor,
                 remaining=budgets.remaining_turns(slot.spec.enforced_budget, slot.turn),
-                truncated=result is None,
                 **step_signal(info),
+                truncated=not self._is_complete(slot),
             )
         )
         slot.sampled, slot.logprobs = [], []

@@ -16,7 +16,7 @@ from jaxagent.models import cache, decoder
 from jaxagent.models.architectures import load_decoder_config
 from jaxagent.models.tokenizer import TINY, load_tokenizer
 from jaxagent.models.weights.folders import find_pretrained
-from jaxagent.rollout.chat import LineChat, line_chat
+from jaxagent.rollout.chat import Chat, ChatOptions, make_chat
 from jaxagent.rollout.engine import EngineConfig, RolloutEngine
 from jaxagent.rollout.sampler import Sampler, SamplerConfig
 from jaxagent.sharding import rules
@@ -29,7 +29,7 @@ class Setup:
 
     config: ConfigDict
     mesh: jax.sharding.Mesh
-    chat: LineChat
+    chat: Chat
     model: decoder.DecoderConfig
     entry: registry.EnvironmentEntry
     pretrained: pathlib.Path | None = None  # the checkpoint folder of `model.pretrained`
@@ -57,6 +57,7 @@ class Setup:
             wording=self.config.budget.wording,
             temperature=rollout.temperature,
             retries=env.retries,
+            on_turn_cap=rollout.on_turn_cap,
         )
         return RolloutEngine(sampler, pool, self.chat, settings)
 
@@ -78,8 +79,14 @@ def make_setup(config: ConfigDict) -> Setup:
         model = pretrained_config(config.model, len(tokenizer), pretrained)
     else:
         model = decoder_config(config.model, len(tokenizer))
-    chat = line_chat(tokenizer)
+    chat = make_chat(tokenizer, chat_options(config.rollout.chat))
     return Setup(config=config, mesh=mesh, chat=chat, model=model, entry=entry, pretrained=pretrained)
+
+
+def chat_options(config: ConfigDict) -> ChatOptions:
+    """The options of a chat from a config's section `rollout.chat`."""
+    plain = config.to_dict()
+    return ChatOptions(**plain | {"stop": tuple(plain["stop"]), "variables": tuple(plain["variables"].items())})
 
 
 def decoder_config(config: ConfigDict, vocab_size: int) -> decoder.DecoderConfig:
@@ -145,6 +152,8 @@ def _check_rollout(config: ConfigDict) -> None:
     for name in ("slots", "max_context", "max_turn_tokens", "decode_chunk"):
         if rollout[name] < 1:
             raise UserError(f"rollout.{name} must be at least 1, got {rollout[name]}")
+    if rollout.on_turn_cap not in ("end", "close"):
+        raise UserError(f"rollout.on_turn_cap must be end or close, got {rollout.on_turn_cap!r}")
     buckets = tuple(rollout.extend_buckets)
     if not buckets or list(buckets) != sorted(set(buckets)) or buckets[0] < 1:
         raise UserError(f"rollout.extend_buckets must be increasing widths from 1 on, got {buckets}")

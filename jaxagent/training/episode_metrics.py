@@ -30,6 +30,7 @@ def episode_metrics(episodes: Sequence[Episode], rewards: np.ndarray, group_ids:
         "reward/turns_mean": float(np.mean([len(episode.turns) for episode in chosen])),
         "reward/turns_used_over_budget": float(np.mean(used)),
         "reward/invalid_share": float(np.mean([not turn.valid for turn in turns])) if turns else 0.0,
+        "reward/truncated_share": float(np.mean([turn.truncated for turn in turns])) if turns else 0.0,
         "reward/reply_tokens_mean": float(np.mean([len(turn.sampled_ids) for turn in turns])) if turns else 0.0,
     }
     if told:
