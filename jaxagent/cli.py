@@ -167,6 +167,11 @@ def _define_report(flag_values: flags.FlagValues) -> None:
     flags.DEFINE_string("output", "report", what, flag_values=flag_values)
 
 
+def _define_data(flag_values: flags.FlagValues) -> None:
+    what = "folder that holds the source files, for data that no package ships"
+    flags.DEFINE_string("source", None, what, flag_values=flag_values)
+
+
 def _define_reproduce(flag_values: flags.FlagValues) -> None:
     flags.DEFINE_list("worlds", ["lookup_tiny"], "experiments, separated by commas", flag_values=flag_values)
     arms = ["base", "grpo_full", "budgetmix"]
@@ -224,6 +229,14 @@ def _report(arguments: Arguments) -> None:
     from jaxagent.reporting import report
 
     report.run(list(arguments.words), output)
+
+
+def _data(arguments: Arguments) -> None:
+    from jaxagent.envs import datasets
+
+    if len(arguments.words) != 1:
+        raise UserError(f"data: name one data set: {', '.join(datasets.names())}")
+    print(datasets.fetch(arguments.words[0], source=arguments.flag_values.source))
 
 
 def _reproduce(arguments: Arguments) -> None:
@@ -285,6 +298,13 @@ COMMANDS = {
         define_flags=_define_evaluate,
         takes_config=True,
         run=_evaluate,
+    ),
+    "data": Command(
+        summary="fetch or convert the data of a benchmark, once a machine",
+        usage="NAME [--source=FOLDER]",
+        define_flags=_define_data,
+        takes_config=False,
+        run=_data,
     ),
     "report": Command(
         summary="figures and a table of finished runs",

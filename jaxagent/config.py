@@ -57,6 +57,7 @@ def _budget() -> ConfigDict:
 def _model() -> ConfigDict:
     model = ConfigDict()
     model.tokenizer = "tiny"  # `tiny` is the one inside the package; or a folder that transformers can load
+    model.pretrained = ""  # a language model that gives shape, weights, tokenizer and chat template; empty: as below
     model.init_from = ""  # a run folder whose best (else last) checkpoint gives the initial weights; empty: random
     model.width = 64  # residual stream
     model.num_layers = 2
@@ -88,7 +89,7 @@ def _rollout() -> ConfigDict:
 
 def _sft() -> ConfigDict:
     sft = ConfigDict()
-    sft.steps = 200
+    sft.steps = 200  # 0: the base policy is the initial weights as they are (a pretrained model)
     sft.demonstrations = 64  # fresh scripted demonstrations a step
     sft.learning_rate = 2e-3
     sft.observation_weight = 1.0  # weight of the observations' mean loss beside that of the replies; 0: replies alone

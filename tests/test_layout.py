@@ -14,7 +14,7 @@ PACKAGE = ROOT / "jaxagent"
 ROWS = (
     ("jaxagent", "jaxagent.errors"),
     ("jaxagent.budgets", "jaxagent.episodes", "jaxagent.config"),
-    ("jaxagent.batches", "jaxagent.algorithms", "jaxagent.envs", "jaxagent.config_files"),
+    ("jaxagent.batches", "jaxagent.algorithms", "jaxagent.envs", "jaxagent.config_files", "jaxagent.paper"),
     ("jaxagent.models", "jaxagent.sharding"),
     ("jaxagent.rollout",),
     ("jaxagent.training", "jaxagent.evaluation"),
@@ -114,7 +114,7 @@ LIGHT = [
     name
     for name in MODULES
     if unit_of(name) in ("jaxagent", "jaxagent.envs", "jaxagent.reporting", "jaxagent.cli", "jaxagent.config_files")
-    or name in ("jaxagent.budgets", "jaxagent.episodes", "jaxagent.errors", "jaxagent.config")
+    or name in ("jaxagent.paper", "jaxagent.budgets", "jaxagent.episodes", "jaxagent.errors", "jaxagent.config")
 ]
 
 

@@ -82,7 +82,7 @@ def demonstrate(setup: Setup, environment: Environment, task: Task, *, step: int
 
 def _check(config: ConfigDict, setup: Setup) -> None:
     sft = config.sft
-    if setup.entry.make_demonstrator is None:
+    if setup.entry.make_demonstrator is None and sft.steps > 0:
         raise UserError(f"env.name={config.env.name} has no scripted demonstrations to clone")
     if sft.observation_weight < 0:
         raise UserError(f"sft.observation_weight must not be negative, got {sft.observation_weight}")
@@ -90,9 +90,9 @@ def _check(config: ConfigDict, setup: Setup) -> None:
         raise UserError(f"sft.line_share must lie in [0, 1], got {sft.line_share}")
     if config.budget.announce == "none" and sft.line_share > 0:
         raise UserError("sft.line_share > 0 needs a budget line, but budget.announce=none: set sft.line_share=0")
-    for name in ("steps", "demonstrations"):
-        if sft[name] < 1:
-            raise UserError(f"sft.{name} must be at least 1, got {sft[name]}")
+    for name, least in (("steps", 0), ("demonstrations", 1)):
+        if sft[name] < least:
+            raise UserError(f"sft.{name} must be at least {least}, got {sft[name]}")
 
 
 def _train(

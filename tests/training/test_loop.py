@@ -188,3 +188,13 @@ def test_a_damaged_checkpoint_is_one_clear_line(finished, tmp_path):
 def test_what_cannot_be_honoured_is_named(tmp_path, override, named):
     with pytest.raises(UserError, match=named.replace(".", r"\.")):
         train(tmp_path / "run", override)
+
+
+def test_without_cloning_steps_the_base_is_another_bases_weights_as_they_are(tmp_path):
+    sft.run(tiny_config("sft.steps=1", "sft.demonstrations=8"), tmp_path / "first", resume=False, log=SilentLog())
+    config = tiny_config("sft.steps=0", f"model.init_from={tmp_path / 'first'}")
+    sft.run(config, tmp_path / "base", resume=False, log=SilentLog())
+    first, _ = params_of(config, tmp_path / "first")
+    base, record = params_of(config, tmp_path / "base")
+    assert record["step"] == 0
+    jax.tree.map(np.testing.assert_array_equal, base, first)
