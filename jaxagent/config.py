@@ -36,7 +36,8 @@ def _env() -> ConfigDict:
     env.step_reward_scale = 0.1  # factor of step rewards
     env.train_tasks = 1 << 20  # length of the training source; generated tasks are made on demand
     env.workers = 0  # environment processes; 0 steps them inside this process
-    env.step_timeout = 30.0  # seconds a worker may take for one step before it counts as dead
+    env.step_timeout = 30.0  # seconds a worker may take for one reset or step before it is killed and replaced
+    env.worker_memory_gb = 0.0  # 10^9 bytes that a worker may allocate; replaced in between past half; 0: no limit
     env.retries = 2  # times an episode that the infrastructure voided is tried again
     return env
 

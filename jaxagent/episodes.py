@@ -56,8 +56,9 @@ class Turn:
     `observation_ids` are the tokens that were appended before the reply (the budget line among them), `sampled_ids` the
     tokens that the sampler drew, `logprobs` their log-probs under the distribution that drew them; all three are None
     for served policies. `remaining` is what the engine counted, whether or not it was told. `truncated`: the reply
-    hit its token cap; where the episode went on, the ids that closed it open the next turn's observation. `good` and `progress` are the environment's own verdict on the step, where it has no exact
-    oracle (`envs.base.StepResult`); None: unknown.
+    hit its token cap; where the episode went on, the ids that closed it open the next turn's observation. `good` and
+    `progress` are the environment's own verdict on the step, where it has no exact oracle (`envs.base.StepResult`);
+    None: unknown.
     """
 
     index: int

@@ -19,10 +19,11 @@ InfrastructureKind = Literal["verifier", "timeout", "sandbox", "worker"]
 class InfrastructureError(Exception):
     """The machinery failed, not the agent: the episode is void. Never raised because of agent text."""
 
-    def __init__(self, kind: InfrastructureKind, message: str = "") -> None:
-        """`message` is for people; `kind` is counted."""
+    def __init__(self, kind: InfrastructureKind, message: str = "", *, lost: bool = False) -> None:
+        """`message` is for people; `kind` is counted. `lost`: the episode only shared the worker of one that failed."""
         super().__init__(f"{kind}: {message}" if message else kind)
         self.kind = kind
+        self.lost = lost
 
 
 @dataclasses.dataclass(frozen=True)

@@ -51,6 +51,7 @@ class Setup:
             step_timeout=env.step_timeout,
             step_reward=env.step_reward,
             step_reward_scale=env.step_reward_scale,
+            worker_memory_gb=env.worker_memory_gb,
         )
         settings = EngineConfig(
             announce=self.config.budget.announce,

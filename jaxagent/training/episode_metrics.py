@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from jaxagent.envs.mixture import part_of
 from jaxagent.episodes import END_REASONS, Episode
 
 
@@ -38,7 +39,36 @@ def episode_metrics(episodes: Sequence[Episode], rewards: np.ndarray, group_ids:
     metrics["reward/step_reward_mean"] = float(np.mean([sum(turn.reward for turn in e.turns) for e in chosen]))
     for reason in END_REASONS:
         metrics[f"end/{reason}"] = sum(episode.end_reason == reason for episode in episodes) / len(episodes)
-    return metrics | _group_metrics(chosen, rewards[kept], group_ids[kept])
+    return metrics | _group_metrics(chosen, rewards[kept], group_ids[kept]) | _part_metrics(chosen, rewards[kept])
+
+
+def part_success(episodes: Sequence[Episode], name: str) -> dict[str, float]:
+    """`env_PART/NAME`: the share of successes in each part of a mixture of environments; empty without a mixture."""
+    return {
+        f"env_{part}/{name}": float(np.mean([episodes[row].success for row in rows]))
+        for part, rows in _rows_by_part(episodes).items()
+    }
+
+
+def _part_metrics(episodes: Sequence[Episode], rewards: np.ndarray) -> dict[str, float]:
+    """The same figures for each part of a mixture, those that the update happened to draw."""
+    metrics = part_success(episodes, "success")
+    for part, rows in _rows_by_part(episodes).items():
+        metrics |= {
+            f"env_{part}/episodes": float(len(rows)),
+            f"env_{part}/groups": float(len({episodes[row].group for row in rows})),
+            f"env_{part}/reward_mean": float(np.mean(rewards[rows])),
+            f"env_{part}/turns_mean": float(np.mean([len(episodes[row].turns) for row in rows])),
+        }
+    return metrics
+
+
+def _rows_by_part(episodes: Sequence[Episode]) -> dict[str, list[int]]:
+    rows: dict[str, list[int]] = defaultdict(list)
+    for row, episode in enumerate(episodes):
+        if part := part_of(episode.env):
+            rows[part].append(row)
+    return rows
 
 
 def _group_metrics(episodes: Sequence[Episode], rewards: np.ndarray, group_ids: np.ndarray) -> dict[str, float]:

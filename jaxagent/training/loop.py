@@ -33,7 +33,7 @@ from jaxagent.training import checkpoints as ckpt
 from jaxagent.training import policy_step, prepare, redraws, rows
 from jaxagent.training import state as states
 from jaxagent.training import step as steps
-from jaxagent.training.episode_metrics import episode_metrics
+from jaxagent.training.episode_metrics import episode_metrics, part_success
 from jaxagent.training.interrupts import Interrupts
 from jaxagent.training.options import algorithm_options, budget_sampler
 from jaxagent.training.policy_step import PolicyConfig
@@ -378,7 +378,7 @@ class Trainer:
         look = self._config.eval
         self._set_weights(state)
         tasks = [self._held_out.task(index) for index in range(min(look.tasks, len(self._held_out)))]
-        metrics = {}
+        metrics, by_part = {}, {}
         for percent in look.percents:
             specs = told_specs(
                 tasks,
@@ -389,9 +389,10 @@ class Trainer:
             )
             finished = [episode for episode in self._engine.run_episodes(specs) if not episode.is_void]
             metrics[f"eval/pass_at_1_{percent}"] = float(np.mean([e.success for e in finished])) if finished else 0.0
+            by_part |= part_success(finished, f"eval_pass_at_1_{percent}")
         self._engine.take_stats()
         score = float(np.mean(list(metrics.values())))
-        metrics["eval/pass_at_1"] = score
+        metrics |= by_part | {"eval/pass_at_1": score}
         if self._best_score is None or score > self._best_score:
             self._best_score = score
             self._saved.save_best(state, {"best_score": score})
