@@ -10,7 +10,7 @@ import pathlib
 from jaxagent.errors import UserError
 
 # Name -> function(source folder or None) -> what was done, in one line for the user.
-_FETCHERS: dict[str, str] = {}
+_FETCHERS: dict[str, str] = {"bfcl": "jaxagent.envs.bfcl.package:fetch"}
 
 
 def names() -> tuple[str, ...]:
