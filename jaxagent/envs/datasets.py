@@ -11,6 +11,7 @@ from jaxagent.errors import UserError
 
 # Name -> function(source folder or None) -> what was done, in one line for the user.
 _FETCHERS: dict[str, str] = {
+    "bfcl": "jaxagent.envs.bfcl.package:fetch",
     "humaneval": "jaxagent.envs.deepcoder.problems:fetch_humaneval",
 }
 

@@ -16,6 +16,7 @@ from jaxagent.errors import UserError
 ENTRY_POINT_GROUP = "jaxagent.envs"
 FEASIBLE_SUCCESS = 0.1  # a task counts as feasible where an ideal policy succeeds with at least this probability
 _BUILT_IN = {  # built-in names cannot be taken by entry points
+    "bfcl": "jaxagent.envs.bfcl.environment:ENTRY",
     "deepcoder": "jaxagent.envs.deepcoder.environment:ENTRY",
     "frozen_lake": "jaxagent.envs.frozen_lake:ENTRY",
     "lookup": "jaxagent.envs.lookup:ENTRY",

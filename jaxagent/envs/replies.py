@@ -16,7 +16,7 @@ def action_text(reply: str) -> str | None:
     is. Surrounding white space, quotes and full stops do not count. Text that is not ASCII is no action: look-alike
     letters must not pass for words.
     """
-    text = _last_block(_without_thoughts(reply)).strip(" \t\r\n\f\v.!\"'`*")
+    text = _last_block(without_thoughts(reply)).strip(" \t\r\n\f\v.!\"'`*")
     if not text or len(text) > MAX_ACTION_CHARS or not text.isascii():
         return None
     return text.lower()
@@ -49,7 +49,7 @@ def shown(text: str | None) -> str:
     return cleaned if len(cleaned) <= MAX_SHOWN_CHARS else cleaned[:MAX_SHOWN_CHARS] + "..."
 
 
-def _without_thoughts(text: str) -> str:
+def without_thoughts(text: str) -> str:
     """`text` less its thoughts; an unopened `</think>` makes all before it one, an unclosed `<think>` all after it."""
     kept: list[str] = []
     position, thinking = 0, False
