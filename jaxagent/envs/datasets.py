@@ -10,7 +10,9 @@ import pathlib
 from jaxagent.errors import UserError
 
 # Name -> function(source folder or None) -> what was done, in one line for the user.
-_FETCHERS: dict[str, str] = {}
+_FETCHERS: dict[str, str] = {
+    "intercode-sql": "jaxagent.envs.intercode_sql.data:fetch",
+}
 
 
 def names() -> tuple[str, ...]:

@@ -17,6 +17,7 @@ ENTRY_POINT_GROUP = "jaxagent.envs"
 FEASIBLE_SUCCESS = 0.1  # a task counts as feasible where an ideal policy succeeds with at least this probability
 _BUILT_IN = {  # built-in names cannot be taken by entry points
     "frozen_lake": "jaxagent.envs.frozen_lake:ENTRY",
+    "intercode_sql": "jaxagent.envs.intercode_sql.environment:ENTRY",
     "lookup": "jaxagent.envs.lookup:ENTRY",
 }
 
