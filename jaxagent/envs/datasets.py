@@ -13,6 +13,7 @@ from jaxagent.errors import UserError
 _FETCHERS: dict[str, str] = {
     "bfcl": "jaxagent.envs.bfcl.package:fetch",
     "humaneval": "jaxagent.envs.deepcoder.problems:fetch_humaneval",
+    "intercode-sql": "jaxagent.envs.intercode_sql.data:fetch",
 }
 
 

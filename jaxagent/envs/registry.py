@@ -19,6 +19,7 @@ _BUILT_IN = {  # built-in names cannot be taken by entry points
     "bfcl": "jaxagent.envs.bfcl.environment:ENTRY",
     "deepcoder": "jaxagent.envs.deepcoder.environment:ENTRY",
     "frozen_lake": "jaxagent.envs.frozen_lake:ENTRY",
+    "intercode_sql": "jaxagent.envs.intercode_sql.environment:ENTRY",
     "lookup": "jaxagent.envs.lookup:ENTRY",
     "mixture": "jaxagent.envs.mixture:ENTRY",
 }
