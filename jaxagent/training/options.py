@@ -287,10 +287,11 @@ def _loss_complaints(section: ConfigDict) -> Iterator[str]:
     kl = section.kl
     if not kl.coefficient:
         return
-    if kl.place == "reward" and section.name == "ppo" and section.ppo.advantage == "bi_level_gae":
+    ragen = section.ppo.advantage == "bi_level_gae" and section.ppo.bootstrap == "turn_end"
+    if kl.place == "reward" and section.name == "ppo" and ragen:
         yield (
-            "algorithm.kl.place=reward with ppo.advantage=bi_level_gae would enter the turns' targets as if the "
-            "environment had paid it: put the KL in the loss, or use turn_gae"
+            "algorithm.kl.place=reward with ppo.advantage=bi_level_gae and ppo.bootstrap=turn_end charges a turn for "
+            "tokens that its value already knows: use bootstrap=turn_start, turn_gae, or kl.place=loss"
         )
     if kl.place == "reward" and kl.kind in ("k2", "k3_st"):
         yield f"algorithm.kl.kind={kl.kind} shapes a gradient, and a reward has none: use k1 or k3 with place=reward"

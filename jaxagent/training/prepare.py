@@ -84,14 +84,14 @@ def prepare_batch(
 
 def group_advantages(options: AlgorithmOptions, arrays: EpisodeArrays) -> jax.Array:
     """Advantages of a group method: [N], or [N, T] for GiGPO."""
-    name = "grpo" if options.name == "dr_grpo" else options.name
+    name = options.name
     function = FUNCTIONS["group_advantages"][name]
     divisor = {"normalize_std": options.normalize_std, "std_floor": options.std_floor}
     if name == "gigpo":
         ids = (arrays.group_ids, arrays.anchor_ids)
         settings = dataclasses.asdict(options.gigpo) | divisor
         return function(arrays.step_rewards, *ids, arrays.turn_mask, arrays.valid, **settings)
-    settings = divisor if name == "grpo" else {}
+    settings = divisor if name in ("grpo", "dr_grpo") else {}
     if name == "reinforce_plus_plus":
         settings = {"group_baseline": options.group_baseline}
     return function(arrays.rewards, arrays.group_ids, arrays.valid, **settings)
