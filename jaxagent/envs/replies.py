@@ -29,7 +29,7 @@ def last_program(reply: str) -> str | None:
     is ignored. None where there is no such block or it is empty.
     """
     found, opened, lines = None, None, []
-    for line in _without_thoughts(reply).split("\n"):
+    for line in without_thoughts(reply).split("\n"):
         stripped = line.strip()
         if opened is None:
             if stripped.startswith("```") and "`" not in stripped[3:]:
