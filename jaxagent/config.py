@@ -90,6 +90,7 @@ def _rollout() -> ConfigDict:
     rollout.decode_chunk = 16  # decode steps on the device before the host looks
     rollout.ready_slots = 0  # the device returns when so many rows have stopped; 0: an eighth of the slots
     rollout.temperature = 1.0
+    rollout.top_p = 1.0  # evaluation alone: below 1 only the likeliest tokens that reach this mass are drawn
     rollout.chat = _chat()
     return rollout
 

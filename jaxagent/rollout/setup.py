@@ -134,6 +134,7 @@ def make_sampler(setup: Setup) -> Sampler:
         decode_chunk=min(rollout.decode_chunk, max(rollout.max_turn_tokens - 1, 1)),
         ready_slots=rollout.ready_slots,
         stop_ids=setup.chat.stop_ids,
+        top_p=rollout.top_p,
     )
     return Sampler(setup.model, settings, setup.mesh)
 
@@ -150,6 +151,13 @@ def _check_rollout(config: ConfigDict) -> None:
     rollout = config.rollout
     if not rollout.temperature > 0:
         raise UserError(f"rollout.temperature must be positive (log-probs need it), got {rollout.temperature}")
+    if not 0 < rollout.top_p <= 1:
+        raise UserError(f"rollout.top_p must lie in (0, 1], got {rollout.top_p}")
+    if rollout.top_p < 1 and config.eval.analysis:
+        raise UserError(
+            f"rollout.top_p={rollout.top_p} with eval.analysis: the analysis reads whole distributions, not those "
+            "that acted; set rollout.top_p=1.0 or eval.analysis=False"
+        )
     for name in ("slots", "max_context", "max_turn_tokens", "decode_chunk"):
         if rollout[name] < 1:
             raise UserError(f"rollout.{name} must be at least 1, got {rollout[name]}")

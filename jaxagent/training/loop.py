@@ -33,7 +33,7 @@ from jaxagent.training import checkpoints as ckpt
 from jaxagent.training import policy_step, prepare, redraws, rows
 from jaxagent.training import state as states
 from jaxagent.training import step as steps
-from jaxagent.training.episode_metrics import episode_metrics, part_success
+from jaxagent.training.episode_metrics import episode_metrics, kept_metrics, part_success
 from jaxagent.training.interrupts import Interrupts
 from jaxagent.training.options import algorithm_options, budget_sampler
 from jaxagent.training.policy_step import PolicyConfig
@@ -290,11 +290,11 @@ class Trainer:
         arrays, packed = make_batch(self._config, self._update, finished, replay=self._replayed(number, finished))
         state, metrics = apply_update(self._update, state, arrays, packed)
         updated = time.perf_counter()
-        metrics |= episode_metrics(finished, np.asarray(arrays.rewards), np.asarray(arrays.group_ids))
-        singletons = metrics.get("groups/singletons", 0)
-        if singletons and singletons == metrics["groups/count"] and self._config.algorithm.name != "ppo":
+        metrics |= episode_metrics(finished, arrays, rows.in_statistics(self._config, arrays, finished))
+        singletons, count = metrics["groups/singletons"], metrics["groups/count"]
+        if singletons and singletons == count and self._config.algorithm.name != "ppo":
             warnings.warn("every group holds one episode: all advantages are 0, nothing is learned", stacklevel=2)
-        metrics |= rows.kept_metrics(arrays, finished, packed) | collected.metrics()
+        metrics |= kept_metrics(finished, arrays, packed) | collected.metrics()
         metrics |= self._engine.take_stats().metrics()
         self._write_trajectories(number, finished)
         if self._held_out and int(state.step) % self._config.eval.every == 0:

@@ -233,7 +233,12 @@ def _check_ranges(section: ConfigDict) -> None:
 
 def _complaints(config: ConfigDict) -> Iterator[str]:
     """What cannot work together, each as one line."""
-    section = config.algorithm
+    section, top_p = config.algorithm, config.rollout.top_p
+    if top_p != 1:
+        yield (
+            f"rollout.top_p={top_p} with importance ratios: the sampler's log-probs are of a cut distribution, the "
+            "trainer's of the whole one; train with rollout.top_p=1.0 and set it for `jaxagent evaluate` alone"
+        )
     yield from _advantage_complaints(config)
     yield from _loss_complaints(section)
     yield from _unused_complaints(section)
