@@ -172,6 +172,11 @@ def _define_data(flag_values: flags.FlagValues) -> None:
     flags.DEFINE_string("source", None, what, flag_values=flag_values)
 
 
+def _define_import(flag_values: flags.FlagValues) -> None:
+    what = "the name that model.pretrained takes; by default that of what is imported"
+    flags.DEFINE_string("name", None, what, flag_values=flag_values)
+
+
 def _define_reproduce(flag_values: flags.FlagValues) -> None:
     flags.DEFINE_list("worlds", ["lookup_tiny"], "experiments, separated by commas", flag_values=flag_values)
     arms = ["base", "grpo_full", "budgetmix"]
@@ -237,6 +242,13 @@ def _data(arguments: Arguments) -> None:
     if len(arguments.words) != 1:
         raise UserError(f"data: name one data set: {', '.join(datasets.names())}")
     print(datasets.fetch(arguments.words[0], source=arguments.flag_values.source))
+
+
+def _import(arguments: Arguments) -> None:
+    from jaxagent import exchange
+
+    folder = exchange.import_model(arguments.words, arguments.flag_values.name)
+    print(f"{folder}\nuse it with --config.model.pretrained={folder.name}")
 
 
 def _reproduce(arguments: Arguments) -> None:
@@ -305,6 +317,13 @@ COMMANDS = {
         define_flags=_define_data,
         takes_config=False,
         run=_data,
+    ),
+    "import": Command(
+        summary="bring a language model in: SmolLM2, a Hugging Face checkpoint, a GGUF file",
+        usage="smollm2 | hf PATH_OR_NAME | gguf FILE [--name=NAME]",
+        define_flags=_define_import,
+        takes_config=False,
+        run=_import,
     ),
     "report": Command(
         summary="figures and a table of finished runs",

@@ -56,7 +56,7 @@ def _budget() -> ConfigDict:
 def _model() -> ConfigDict:
     model = ConfigDict()
     model.tokenizer = "tiny"  # `tiny` is the one inside the package; or a folder that transformers can load
-    model.pretrained = ""  # a language model that gives shape, weights, tokenizer and chat template; empty: as below
+    model.pretrained = ""  # checkpoint folder, imported model or hub name: shape, weights, tokenizer; empty: random
     model.init_from = ""  # a run folder whose best (else last) checkpoint gives the initial weights; empty: random
     model.width = 64  # residual stream
     model.num_layers = 2
@@ -69,7 +69,12 @@ def _model() -> ConfigDict:
     model.tie_embeddings = True
     model.embedding_std = 0.3  # tiny models cannot read single tokens from much smaller embeddings
     model.compute_dtype = "float32"  # float32 | bfloat16; master weights, norms and log-probs stay float32
-    model.remat = "none"  # none | full: recompute blocks in the backward pass
+    model.remat = "none"  # none | dots | full: what the backward pass recomputes of a block (all but weight products)
+    model.attention = "auto"  # auto (by platform) | blocks | xla | cudnn
+    model.qkv_bias = False  # biases on query, key and value (Qwen2)
+    model.qk_norm = False  # a norm on every query and key head (Qwen3)
+    model.sliding_window = 0  # tokens that a layer looks back, itself included; 0: all
+    model.full_attention_layers = 0  # first layers that look at all tokens in spite of the window
     return model
 
 

@@ -52,7 +52,7 @@ def decoding_params(config: DecoderConfig, params: dict) -> dict:
 
 def decoding_axes(config: DecoderConfig) -> dict:
     """The logical axes of `decoding_params`, in its structure."""
-    return {**logical_axes(config), "blocks": (block_axes(),) * config.num_layers}
+    return {**logical_axes(config), "blocks": (block_axes(config),) * config.num_layers}
 
 
 def append(
@@ -83,11 +83,13 @@ def append(
     rotation = rotary_angles(config, positions)
     x = embed(config, params, tokens)
     new_keys, new_values = [], []
-    for layer_params, keys, values in zip(params["blocks"], cache["k"], cache["v"], strict=True):
+    layers = zip(params["blocks"], cache["k"], cache["v"], strict=True)
+    for number, (layer_params, keys, values) in enumerate(layers):
+        window = config.window_of(number)
 
-        def attend(query, key, value, keys=keys, values=values):
+        def attend(query, key, value, keys=keys, values=values, window=window):
             kept = _write(keys, key, places), _write(values, value, places)
-            return cached_attention(query, *kept, positions), kept
+            return cached_attention(query, *kept, positions, window=window), kept
 
         x, (keys, values) = nnx.merge(graphdef, layer_params)(x, rotation, attend)
         new_keys.append(keys)

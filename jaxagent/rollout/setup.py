@@ -2,16 +2,20 @@
 
 import dataclasses
 import functools
+import pathlib
 
 import jax
 from ml_collections import ConfigDict
 
+from jaxagent.config import default_config
 from jaxagent.envs import registry
 from jaxagent.envs.base import Split, TaskSource
 from jaxagent.envs.workers import EnvironmentPool
 from jaxagent.errors import UserError
 from jaxagent.models import cache, decoder
-from jaxagent.models.tokenizer import load_tokenizer
+from jaxagent.models.architectures import load_decoder_config
+from jaxagent.models.tokenizer import TINY, load_tokenizer
+from jaxagent.models.weights.folders import find_pretrained
 from jaxagent.rollout.chat import Chat, ChatOptions, make_chat
 from jaxagent.rollout.engine import EngineConfig, RolloutEngine
 from jaxagent.rollout.sampler import Sampler, SamplerConfig
@@ -28,6 +32,7 @@ class Setup:
     chat: Chat
     model: decoder.DecoderConfig
     entry: registry.EnvironmentEntry
+    pretrained: pathlib.Path | None = None  # the checkpoint folder of `model.pretrained`
 
     def tasks(self, split: Split, size: int) -> TaskSource:
         """The tasks of one split; splits are disjoint by content hash. Training tasks alone depend on the run's
@@ -63,16 +68,19 @@ def make_setup(config: ConfigDict) -> Setup:
     _check_schedule(config)
     entry = registry.get(config.env.name)
     entry.make_environment(config.env.options.to_dict()).close()
-    tokenizer = load_tokenizer(config.model.tokenizer)
+    pretrained = find_pretrained(config.model.pretrained) if config.model.pretrained else None
+    tokenizer = load_tokenizer(_tokenizer_name(config.model, pretrained))
     mesh = make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
     rows = mesh.shape["data"] * mesh.shape["fsdp"]
     for name, value in (("rollout.slots", config.rollout.slots), ("optimizer.micro_rows", config.optimizer.micro_rows)):
         if value % rows:
             raise UserError(f"{name}={value} must be a multiple of the {rows} devices on the data and fsdp axes")
-    model = decoder_config(config.model, len(tokenizer))
-    return Setup(
-        config=config, mesh=mesh, chat=make_chat(tokenizer, chat_options(config.rollout.chat)), model=model, entry=entry
-    )
+    if pretrained:
+        model = pretrained_config(config.model, len(tokenizer), pretrained)
+    else:
+        model = decoder_config(config.model, len(tokenizer))
+    chat = make_chat(tokenizer, chat_options(config.rollout.chat))
+    return Setup(config=config, mesh=mesh, chat=chat, model=model, entry=entry, pretrained=pretrained)
 
 
 def chat_options(config: ConfigDict) -> ChatOptions:
@@ -83,8 +91,35 @@ def chat_options(config: ConfigDict) -> ChatOptions:
 
 def decoder_config(config: ConfigDict, vocab_size: int) -> decoder.DecoderConfig:
     """The decoder's shape from a config's `model` section."""
-    names = {field.name for field in dataclasses.fields(decoder.DecoderConfig)} - {"vocab_size"}
+    names = {field.name for field in dataclasses.fields(decoder.DecoderConfig)} - {"vocab_size", "rope_scaling"}
     return decoder.DecoderConfig(vocab_size=vocab_size, **{name: config[name] for name in names})
+
+
+def pretrained_config(config: ConfigDict, tokens: int, folder: pathlib.Path) -> decoder.DecoderConfig:
+    """The shape of the checkpoint in `folder`; what is no matter of shape is as the `model` section says.
+
+    Raises `UserError` where the section asks for another shape, or the tokenizer has more tokens than the vocabulary.
+    """
+    free = {name: config[name] for name in ("compute_dtype", "remat", "attention")}
+    model = load_decoder_config(folder, **free)
+    defaults = default_config().model
+    for field in dataclasses.fields(model):
+        if field.name in free or field.name not in config or field.name == "embedding_std":
+            continue
+        wanted, found = config[field.name], getattr(model, field.name)
+        if wanted not in (found, defaults[field.name]):
+            raise UserError(
+                f"model.{field.name}={wanted}, but model.pretrained={config.pretrained} has {found}: leave the fields "
+                "of the shape at their defaults beside model.pretrained"
+            )
+    if tokens > model.vocab_size:
+        raise UserError(f"the tokenizer has {tokens} tokens, the vocabulary of {folder} {model.vocab_size}")
+    return model
+
+
+def _tokenizer_name(config: ConfigDict, pretrained: pathlib.Path | None) -> str | pathlib.Path:
+    """The pretrained model's own tokenizer unless the config names another."""
+    return pretrained if pretrained and config.tokenizer == TINY else config.tokenizer
 
 
 def make_sampler(setup: Setup) -> Sampler:

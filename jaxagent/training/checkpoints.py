@@ -203,9 +203,10 @@ def _first_line(error: BaseException) -> str:
 
 
 def _check_model(where: pathlib.Path, record: dict[str, Any], model: DecoderConfig) -> None:
-    saved, wanted = record.get("model", {}), dataclasses.asdict(model)
+    defaults = {field.name: field.default for field in dataclasses.fields(model)}
+    saved, wanted = defaults | record.get("model", {}), dataclasses.asdict(model)
     # What changes neither names nor shapes of the weights may differ.
-    free = {"compute_dtype", "remat", "embedding_std"}
+    free = {"compute_dtype", "remat", "attention", "embedding_std"}
     differing = [
         f"{name} (checkpoint {saved.get(name)}, config {value})"
         for name, value in wanted.items()

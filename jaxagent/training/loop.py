@@ -22,6 +22,9 @@ from ml_collections import ConfigDict
 from jaxagent import batches, episodes
 from jaxagent.episodes import Episode, EpisodeSpec
 from jaxagent.errors import UserError
+from jaxagent.models import decoder
+from jaxagent.models.weights.load import load_params
+from jaxagent.models.weights.sources import SafetensorsFolder
 from jaxagent.rollout.engine import RolloutEngine
 from jaxagent.rollout.setup import Setup, make_setup, sampler_params_fn
 from jaxagent.rollout.specs import draw_budget, group_specs, told_specs
@@ -119,18 +122,28 @@ def initial_state(
     resume: bool,
     extras: states.StateExtras = states.POLICY_ALONE,
 ) -> tuple[states.TrainState, dict]:
-    """The state to start from, placed on the mesh: the newest checkpoint, else `model.init_from`, else random
-    weights."""
+    """The state to start from, placed on the mesh: the newest checkpoint, else `model.init_from`, else
+    `model.pretrained`, else random weights."""
     if resume and saved.latest_step() is not None:
         state, record = saved.restore(_abstract_state(setup, optimizer, extras))
         saved.drop_best_after(int(state.step))
         return state, record
-    state = fresh_state(setup, optimizer, extras)
+    params = initial_params(setup)
+    if params is None:
+        return fresh_state(setup, optimizer, extras), {}
+    create = functools.partial(states.from_params, setup.model, optimizer, extras=extras)
+    shardings = states.state_shardings(setup.model, optimizer, setup.mesh, extras)
+    return jax.jit(create, out_shardings=shardings, donate_argnums=0)(params), {}
+
+
+def initial_params(setup: Setup) -> dict | None:
+    """The weights of `model.init_from`, else of `model.pretrained`, placed on the mesh; None for random ones."""
+    shardings = rules.param_shardings(setup.mesh, decoder.logical_axes(setup.model), decoder.param_shapes(setup.model))
     if setup.config.model.init_from:
-        shardings = states.state_shardings(setup.model, optimizer, setup.mesh, extras).params
-        params, _ = ckpt.load_params(setup.config.model.init_from, setup.model, shardings)
-        state = states.start_from(state, params)
-    return state, {}
+        return ckpt.load_params(setup.config.model.init_from, setup.model, shardings)[0]
+    if setup.pretrained:
+        return load_params(SafetensorsFolder(setup.pretrained), setup.model, shardings)
+    return None
 
 
 def fresh_state(setup: Setup, optimizer: object, extras: states.StateExtras = states.POLICY_ALONE) -> states.TrainState:

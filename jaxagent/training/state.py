@@ -100,8 +100,17 @@ def init_state(
     seed: int,
     extras: StateExtras = POLICY_ALONE,
 ) -> TrainState:
-    """Fresh weights from `seed`, not yet placed; a reference policy and a critic's trunk are copies of them."""
-    params = decoder.init_params(model, jax.random.key(seed))
+    """As `from_params`, with fresh weights from `seed`."""
+    return from_params(model, optimizer, decoder.init_params(model, jax.random.key(seed)), extras)
+
+
+def from_params(
+    model: decoder.DecoderConfig,
+    optimizer: optax.GradientTransformation,
+    params: dict,
+    extras: StateExtras = POLICY_ALONE,
+) -> TrainState:
+    """The state before the first update, not yet placed; a reference policy and a critic's trunk are copies."""
     return TrainState(
         params=params,
         opt_state=optimizer.init(params),
@@ -109,17 +118,6 @@ def init_state(
         reference=jax.tree.map(jnp.copy, params) if extras.reference else None,
         critic=_init_critic(extras.critic, model, params) if extras.critic else None,
     )
-
-
-def start_from(state: TrainState, params: dict) -> TrainState:
-    """The state with `params` for the policy, and copies of them for the reference and for a critic's trunk."""
-    changed = dataclasses.replace(state, params=params)
-    if state.reference is not None:
-        changed = dataclasses.replace(changed, reference=jax.tree.map(jnp.copy, params))
-    if state.critic is not None:
-        critic_params = critics.copied_trunk(state.critic.params, params)
-        changed = dataclasses.replace(changed, critic=dataclasses.replace(state.critic, params=critic_params))
-    return changed
 
 
 def state_shardings(
