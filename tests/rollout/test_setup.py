@@ -16,27 +16,25 @@ from jaxagent.rollout.setup import make_setup
 from jaxagent.training import loop, sft
 
 SMALL = (
-    "env.options.rendering=chatty",
     "env.options.size=3",
     "env.options.max_path=3",
     "env.options.min_path=2",
     "env.options.view=full",
     "env.options.max_turns=4",
     "env.train_tasks=16",
-    "budget.wording=sentence",
     "model.width=16",
     "model.num_heads=2",
     "model.num_kv_heads=1",
     "model.head_dim=8",
     "model.mlp_width=16",
     "rollout.slots=8",
-    "rollout.max_context=2048",
+    "rollout.max_context=512",
     "rollout.max_turns=4",
     "rollout.max_turn_tokens=4",
-    "rollout.extend_buckets=(256,)",
+    "rollout.extend_buckets=(64,)",
     "rollout.on_turn_cap=close",
     "rollout.temperature=0.7",
-    "optimizer.row_tokens=2048",
+    "optimizer.row_tokens=512",
     "optimizer.micro_rows=8",
     "algorithm.groups=2",
     "algorithm.group_size=4",
@@ -67,8 +65,8 @@ def test_cloning_and_training_speak_in_turns(tmp_path):
     chat = make_setup(config).chat
     for episode in read_episodes(next((tmp_path / "run" / "trajectories").iterdir())):
         text = chat.tokenizer.decode(episode.token_ids())
-        assert text.startswith("<|im_start|>system\nWalk.<|im_end|>\n<|im_start|>user\nYou are on a frozen lake")
-        assert text.count("<|im_start|>assistant\n") == len(episode.turns) == text.count("Turns remaining")
+        assert text.startswith("<|im_start|>system\nWalk.<|im_end|>\n<|im_start|>user\n cell_")
+        assert text.count("<|im_start|>assistant\n") == len(episode.turns) == text.count(" remaining_")
         for before, turn in zip(episode.turns, episode.turns[1:], strict=False):
             assert (turn.observation_ids[0] == chat.closing_ids[0]) == before.truncated
 
