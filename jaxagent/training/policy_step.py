@@ -54,7 +54,8 @@ def train_step(config: PolicyConfig, state: TrainState, batch: TokenBatch) -> tu
         multiple of the rows of a micro-batch.
 
     Returns:
-      the new state and metrics: means over all gradient steps, and [10] arrays per budget tenth (`*_by_tenth`).
+      the new state and metrics: means over all gradient steps (differences from the sampler's log-probs: of the
+      first), and [10] arrays per budget tenth (`*_by_tenth`).
     """
     options = config.options
     steps = options.epochs * options.minibatches
@@ -68,7 +69,8 @@ def train_step(config: PolicyConfig, state: TrainState, batch: TokenBatch) -> tu
             return _gradient_step(config, state, jax.tree.map(lambda leaf: leaf[number], pieces))
 
         state, (metrics, tenths) = jax.lax.scan(body, state, order)
-        metrics = {name: jnp.mean(values) for name, values in metrics.items()}
+        # The sampler's weights are those of the first step; later ones differ from it for good reason.
+        metrics = {n: x[0] if n.startswith("train/logprob_diff") else jnp.mean(x) for n, x in metrics.items()}
         tenths = jnp.sum(tenths, axis=0)
     metrics["train/tokens"] = jnp.sum(loss_mask(batch)).astype(jnp.float32)
     state = dataclasses.replace(state, reference=_averaged(options, state), step=state.step + 1)
@@ -129,6 +131,7 @@ def _loss(
     hidden = hidden_states(config.step, policy, batch)
     logprob, entropy = hidden_scores(config.step, policy, hidden, batch)
     loss, metrics, tenths = _policy_loss(config.options, batch, mask, weights, logprob, entropy)
+    metrics |= _sampler_difference(batch, value_weights, logprob)
     if critic is not None:
         settings = config.options.critic
         values = critics.values(
@@ -174,12 +177,21 @@ def _policy_loss(
     mean = functools.partial(weighted_mean, mask, weights)
     metrics = {
         "train/loss": total,
-        "train/logprob_diff_mean": mean(jnp.abs(logprob - batch.behaviour_logprobs)),
         **{f"train/{name}": mean(statistics[name]) for name in ("entropy", "ratio", "clip_share", "kl_behaviour")},
     }
     if options.needs_reference:
         metrics["train/kl_reference"] = mean(statistics["kl_reference"])
     return total, metrics, _sums_by_tenth(batch, mask, statistics)
+
+
+def _sampler_difference(batch: TokenBatch, weights: jax.Array, logprob: jax.Array) -> Metrics:
+    """How far log-probs lie from the sampler's, token by token; `weights` are those of a mean over tokens."""
+    mask = loss_mask(batch)
+    difference = jnp.abs(losses.masked_difference(logprob, batch.behaviour_logprobs, mask))
+    return {
+        "train/logprob_diff_mean": weighted_mean(mask, weights, difference),
+        "train/logprob_diff_max": jax.lax.stop_gradient(jnp.max(difference)),
+    }
 
 
 def _value_loss(
