@@ -43,6 +43,12 @@ def last_program(reply: str) -> str | None:
     return found
 
 
+def block_text(reply: str) -> str:
+    """The text of the last complete answer or triple-backtick block of `reply`, less its thoughts; else all that is
+    left. Nothing else is changed: for actions that are code."""
+    return _last_block(without_thoughts(reply)).strip()
+
+
 def shown(text: str | None) -> str:
     """What an observation may repeat of a bad action: one short line of plain characters (no NUL, surrogate or tag)."""
     cleaned = _SHOWN_CHARS.sub("", (text or "")[: 4 * MAX_SHOWN_CHARS])

@@ -21,8 +21,8 @@ NAME = "intercode-sql"
 PACKAGE = "intercode-bench==0.1.22"
 _DUMPS = ("ic_spider_dbs.sql", "spider_dev.sql")
 _QUESTIONS = "ic_spider_dev.json"
-_NOTICE = """Databases and questions converted from the Spider data set (Yu et al. 2018, https://yale-lily.github.io/spider),
-CC BY-SA 4.0, as edited for InterCode (Yang et al. 2023, arXiv 2306.14898). Copies must keep this notice and the licence.
+_NOTICE = """Databases and questions converted from the Spider data set (Yu et al. 2018, arXiv 1809.08887), CC BY-SA 4.0, as
+edited for InterCode (Yang et al. 2023, arXiv 2306.14898). Copies must keep this notice and the licence.
 """
 
 
@@ -64,7 +64,9 @@ def load_questions() -> list[dict[str, Any]]:
     """The converted questions: database, question, gold, hardness, ordered, tables each."""
     path = datasets.folder(NAME) / "questions.json"
     if not path.exists():
-        raise UserError(f"{path} is missing; run `jaxagent data {NAME} --source=FOLDER` with the folder of {_QUESTIONS}")
+        raise UserError(
+            f"{path} is missing; run `jaxagent data {NAME} --source=FOLDER` with the folder of {_QUESTIONS}"
+        )
     return json.loads(path.read_text(encoding="utf-8"))
 
 
@@ -135,7 +137,9 @@ def _records(path: pathlib.Path) -> list[dict[str, Any]]:
     except ValueError as error:
         raise UserError(f"{path}: is no JSON: {error}") from None
     needed = {"db", "gold", "query", "hardness"}
-    if not isinstance(records, list) or not all(isinstance(record, dict) and needed <= record.keys() for record in records):
+    if not isinstance(records, list) or not all(
+        isinstance(record, dict) and needed <= record.keys() for record in records
+    ):
         raise UserError(f"{path}: expected a list of objects with {', '.join(sorted(needed))}")
     return records
 

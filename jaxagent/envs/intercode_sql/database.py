@@ -45,7 +45,9 @@ _DESCRIBE = re.compile(
     re.IGNORECASE,
 )
 _COMMENTS = re.compile(r"(?:\s|--[^\n]*(?:\n|$)|#[^\n]*(?:\n|$)|/\*.*?\*/)+", re.DOTALL)
-_CATALOGUE = re.compile(r"\b(?:sqlite_(?:temp_)?(?:master|schema)|information_schema|pragma_table_list)\b", re.IGNORECASE)
+_CATALOGUE = re.compile(
+    r"\b(?:sqlite_(?:temp_)?(?:master|schema)|information_schema|pragma_table_list)\b", re.IGNORECASE
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,7 +203,7 @@ def too_large(limits: Limits) -> QueryError:
     return QueryError("too_large", f"the result has more than {limits.rows} rows or {limits.result_bytes} characters")
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=128)
 def _template(world: World) -> sqlite3.Connection:
     """The world as a database that only this module touches."""
     connection = _connect()

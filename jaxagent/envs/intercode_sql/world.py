@@ -34,9 +34,9 @@ class Table:
         ]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class World:
-    """One database."""
+    """One database. Compared by identity: rows are many, and what caches worlds holds on to them."""
 
     name: str
     tables: tuple[Table, ...]
@@ -46,7 +46,7 @@ class World:
         return next((table for table in self.tables if table.name.lower() == name.lower()), None)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain lists and dictionaries; `from_json` gives an equal world."""
+        """Plain lists and dictionaries; `from_json` is the inverse."""
         return {
             "name": self.name,
             "tables": [
