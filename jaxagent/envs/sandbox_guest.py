@@ -14,6 +14,7 @@ import types
 
 MAX_DEPTH = 100  # of nested containers in a value; a deeper one is opaque
 OUT_OF_MEMORY = 101  # exit code of a program that ended in MemoryError
+MAX_HASHED = 20_000  # members of a set or dictionary: chosen ones all collide, and each then costs as many steps
 _PLAIN_INT = 2**53  # larger integers travel in hexadecimal: linear time, no limit of digits
 _ONLY_AST = 0x400
 _CHUNK = 1 << 20
@@ -116,6 +117,8 @@ def decode(tree: object) -> object:
         return _TYPES[inner]
     if tag == "c":
         return complex(*decode(inner))
+    if tag in ("d", "s", "fs") and len(inner) > MAX_HASHED:
+        raise ValueError("too many members")
     if tag == "d":
         return {key: value for key, value in decode(inner)}
     makers = {"t": tuple, "s": set, "fs": frozenset, "it": iter}

@@ -23,8 +23,9 @@ ENVIRONMENT = {
     "PYTHONUTF8": "1",
 }  # all that a guest sees; sets have one order
 _FLAGS = ("-s", "-S", "-W", "ignore", "-c")
-_PROBE = "import sys, sysconfig; print(sys.base_prefix, sysconfig.get_path('stdlib'), *sys.version_info[:2], sep='\\n')"
-_LIBRARY_FOLDERS = ("/lib", "/lib64", "/usr/lib64")
+_PROBE = """import sys, sysconfig
+print(*sys.version_info[:2], sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), sep="\\n")
+"""
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 # What no program that a judge runs needs, and what would get around a limit or reach another process.
 _FORBIDDEN = (
@@ -40,10 +41,11 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclasses.dataclass(frozen=True)
 class Interpreter:
-    """The Python inside: its binary, and the folders that hold its standard library and shared libraries."""
+    """The Python inside: its binary, the folders of its standard library and the shared libraries that it loads."""
 
     binary: str
     folders: tuple[str, ...]
+    libraries: tuple[str, ...]
     version: tuple[int, int]
 
 
@@ -58,9 +60,10 @@ def find_interpreter() -> Interpreter | None:
             continue
         probed = subprocess.run([binary, "-I", "-S", "-c", _PROBE], capture_output=True, text=True, check=False)
         if probed.returncode == 0:
-            prefix, stdlib, major, minor = probed.stdout.split("\n")[:4]
+            major, minor, *folders = probed.stdout.split("\n")[:4]
             if (int(major), int(minor)) >= (3, 9):
-                return Interpreter(binary, _folders(prefix, stdlib), (int(major), int(minor)))
+                unique = tuple(dict.fromkeys(filter(os.path.isdir, folders)))
+                return Interpreter(binary, unique, _libraries(binary, unique), (int(major), int(minor)))
     return None
 
 
@@ -72,23 +75,25 @@ def _reachable(path: str) -> bool:
     return all(parent.stat().st_mode & 0o001 for parent in parents) and bool(os.stat(path).st_mode & 0o001)
 
 
-def _folders(prefix: str, stdlib: str) -> tuple[str, ...]:
-    folders = [os.path.join(prefix, "lib"), os.path.dirname(stdlib), "/usr/lib"]
-    kept: list[str] = []
-    for folder in filter(os.path.isdir, folders):
-        if not any(pathlib.Path(folder).is_relative_to(other) for other in kept):
-            kept.append(folder)
-    return tuple(kept)
+def _libraries(binary: str, folders: Sequence[str]) -> tuple[str, ...]:
+    """Every shared library that the interpreter or an extension of its standard library needs, by `ldd`."""
+    extensions = [str(path) for folder in folders for path in pathlib.Path(folder, "lib-dynload").glob("*.so")]
+    listed = subprocess.run(["ldd", binary, *extensions], capture_output=True, text=True, check=False).stdout
+    found = {word for word in listed.split() if word.startswith("/") and not word.endswith(":")}
+    found.update(path for path in (os.path.realpath("/etc/ld.so.cache"),) if os.path.exists(path))
+    # Each bind costs time, and a multiarch folder holds nothing but libraries.
+    places = {os.path.dirname(path) if "-linux-" in os.path.basename(os.path.dirname(path)) else path for path in found}
+    return tuple(sorted(filter(os.path.exists, places)))
 
 
 @functools.cache
 def packages_of(folders: tuple[str, ...]) -> tuple[str, ...]:
     """The folders of installed packages: a data set with its answers may be among them, so a sandbox sees none."""
     found: list[str] = []
-    for folder in map(pathlib.Path, folders):
-        for pattern in ("python*/site-packages", "python*/dist-packages"):
-            found += [str(path) for path in folder.glob(pattern) if path.is_dir()]
-    return tuple(sorted(set(found)))
+    for folder in folders:
+        paths = [os.path.join(folder, name) for name in ("site-packages", "dist-packages")]
+        found += filter(os.path.isdir, paths)
+    return tuple(found)
 
 
 def bubblewrap_command(
@@ -106,14 +111,8 @@ def bubblewrap_command(
     command += ["--as-pid-1", "--cap-drop", "ALL", "--hostname", "sandbox", "--clearenv"]
     for name, value in ENVIRONMENT.items():
         command += ["--setenv", name, value]
-    for folder in interpreter.folders:
-        command += ["--ro-bind", folder, folder]
-    command += ["--ro-bind", interpreter.binary, interpreter.binary]
-    for folder in _LIBRARY_FOLDERS:
-        if os.path.islink(folder):
-            command += ["--symlink", os.readlink(folder), folder]
-        elif os.path.isdir(folder):
-            command += ["--ro-bind", folder, folder]
+    for path in (interpreter.binary, *interpreter.folders, *interpreter.libraries):
+        command += ["--ro-bind", path, path]
     for folder in packages_of(interpreter.folders):
         command += ["--tmpfs", folder, "--remount-ro", folder]
     for device in _DEVICES:

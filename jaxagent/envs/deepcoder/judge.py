@@ -62,7 +62,7 @@ def same_text(expected: str, actual: str) -> bool:
     Where a whole number is expected the number must be exactly that, elsewhere it may be off by 1e-6, absolute or
     relative. Every line counts.
     """
-    wanted, given = (text.strip().splitlines() for text in (expected, actual))
+    wanted, given = (text.strip().split("\n") for text in (expected, actual))
     if len(wanted) != len(given):
         return False
     for one, other in zip(wanted, given, strict=True):
