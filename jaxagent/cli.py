@@ -177,6 +177,14 @@ def _define_import(flag_values: flags.FlagValues) -> None:
     flags.DEFINE_string("name", None, what, flag_values=flag_values)
 
 
+def _define_export(flag_values: flags.FlagValues) -> None:
+    _define_workdir(flag_values, "the folder of the run whose policy is exported: its best checkpoint, else its newest")
+    what = "hf: a Hugging Face checkpoint, LoRA merged; peft: the LoRA adapters alone"
+    flags.DEFINE_string("to", "hf", what, flag_values=flag_values)
+    what = "of the exported weights: float32, bfloat16 or float16"
+    flags.DEFINE_string("dtype", "float32", what, flag_values=flag_values)
+
+
 def _define_reproduce(flag_values: flags.FlagValues) -> None:
     flags.DEFINE_list("worlds", ["lookup_tiny"], "experiments, separated by commas", flag_values=flag_values)
     arms = ["base", "grpo_full", "budgetmix"]
@@ -252,6 +260,16 @@ def _import(arguments: Arguments) -> None:
     print(f"{folder}\nuse it with --config.model.pretrained={folder.name}")
 
 
+def _export(arguments: Arguments) -> None:
+    from jaxagent import exchange
+
+    parsed = arguments.flag_values
+    if not parsed.workdir or len(arguments.words) != 1:
+        raise UserError("export: name a run and a new folder: jaxagent export --workdir=RUN --to=hf FOLDER")
+    exchange.export_run(parsed.workdir, arguments.words[0], kind=parsed.to, dtype=parsed.dtype)
+    print(arguments.words[0])
+
+
 def _reproduce(arguments: Arguments) -> None:
     _no_words(arguments)
     parsed = arguments.flag_values
@@ -325,6 +343,13 @@ COMMANDS = {
         define_flags=_define_import,
         takes_config=False,
         run=_import,
+    ),
+    "export": Command(
+        summary="write a run's policy as a Hugging Face checkpoint or as LoRA adapters",
+        usage="--workdir=RUN [--to=hf|peft] [--dtype=DTYPE] FOLDER",
+        define_flags=_define_export,
+        takes_config=False,
+        run=_export,
     ),
     "report": Command(
         summary="figures and a table of finished runs",

@@ -59,6 +59,7 @@ def _model() -> ConfigDict:
     model.tokenizer = "tiny"  # `tiny` is the one inside the package; or a folder that transformers can load
     model.pretrained = ""  # checkpoint folder, imported model or hub name: shape, weights, tokenizer; empty: random
     model.init_from = ""  # a run folder whose best (else last) checkpoint gives the initial weights; empty: random
+    model.lora = _lora()
     model.width = 64  # residual stream
     model.num_layers = 2
     model.num_heads = 4
@@ -77,6 +78,14 @@ def _model() -> ConfigDict:
     model.sliding_window = 0  # tokens that a layer looks back, itself included; 0: all
     model.full_attention_layers = 0  # first layers that look at all tokens in spite of the window
     return model
+
+
+def _lora() -> ConfigDict:
+    lora = ConfigDict()
+    lora.rank = 0  # of low-rank adapters, which alone are trained; 0: all weights are
+    lora.alpha = 32.0  # their product is multiplied by alpha / rank
+    lora.targets = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    return lora
 
 
 def _rollout() -> ConfigDict:
