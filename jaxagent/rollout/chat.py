@@ -32,7 +32,6 @@ class Chat(Protocol):
 
     stop_ids: tuple[int, ...]  # each of them ends a reply
     closing_ids: tuple[int, ...]  # what closes a reply that was cut at its cap
-    pad_id: int
 
     def observation_ids(self, text: str, *, first: bool) -> tuple[int, ...]:
         """Ids to append for an observation (budget line included), after a reply that ended or from the start."""
@@ -112,7 +111,6 @@ class LineChat:
 
     tokenizer: Any  # a `transformers` tokenizer
     stop_ids: tuple[int, ...]
-    pad_id: int
 
     @property
     def closing_ids(self) -> tuple[int, ...]:
@@ -122,7 +120,8 @@ class LineChat:
     def observation_ids(self, text: str, *, first: bool) -> tuple[int, ...]:
         """The text; the first also opens the transcript."""
         ids = _encode(self.tokenizer, text)
-        return (self.tokenizer.bos_token_id, *ids) if first else ids
+        opens = first and self.tokenizer.bos_token_id is not None
+        return (self.tokenizer.bos_token_id, *ids) if opens else ids
 
     def ending_ids(self, text: str, *, first: bool) -> tuple[int, ...]:
         """The text's own ids."""
@@ -141,7 +140,7 @@ def line_chat(tokenizer: Any) -> LineChat:
     """The line chat of a tokenizer: finds every id whose text ends in a newline."""
     texts = tokenizer.batch_decode([[i] for i in range(len(tokenizer))], clean_up_tokenization_spaces=False)
     stop_ids = tuple(i for i, text in enumerate(texts) if text.endswith("\n"))
-    return LineChat(tokenizer=tokenizer, stop_ids=stop_ids, pad_id=tokenizer.pad_token_id)
+    return LineChat(tokenizer=tokenizer, stop_ids=stop_ids)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +157,6 @@ class TemplateChat:
     closing: str  # the beginning of `pieces.between` that ends a reply
     closing_ids: tuple[int, ...]  # the last one is the stop token that the template itself writes
     stop_ids: tuple[int, ...]
-    pad_id: int
     control: re.Pattern[str]
 
     def observation_ids(self, text: str, *, first: bool) -> tuple[int, ...]:
@@ -220,7 +218,6 @@ def template_chat(tokenizer: Any, options: ChatOptions) -> TemplateChat:
         closing=closing,
         closing_ids=closing_ids,
         stop_ids=_stop_ids(tokenizer, options, closing_ids[-1]),
-        pad_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else closing_ids[-1],
         control=re.compile(pattern or "(?!)"),
     )
     _check_ids(chat)

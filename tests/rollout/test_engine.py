@@ -19,7 +19,6 @@ class CharacterChat:
     """Ids are code points (plus 10), a newline stops: every character of an observation is a token."""
 
     stop_ids = (STOP,)
-    pad_id = 0
 
     def observation_ids(self, text, *, first):
         return ((BOS,) if first else ()) + tuple(ord(c) + 10 for c in text)

@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from tiny_runs import tiny_setup
@@ -14,7 +15,15 @@ from jaxagent.rollout.specs import told_specs
 from jaxagent.training import loop
 from jaxagent.training import state as states
 
-WARM = ("rollout.temperature=0.7", "optimizer.learning_rate=0.05")
+WARM = (
+    "rollout.temperature=0.7",
+    "optimizer.learning_rate=0.05",
+    # Qwen's parts, untied, with two query heads for each key head and a window shorter than an episode:
+    "model.qkv_bias=True",
+    "model.qk_norm=True",
+    "model.tie_embeddings=False",
+    "model.sliding_window=24",
+)
 
 
 @pytest.fixture(scope="module")
@@ -22,6 +31,9 @@ def sampled():
     """Sixteen episodes of a random policy at temperature 0.7, with its weights."""
     setup = tiny_setup(*WARM)
     params = decoder.init_params(setup.model, jax.random.key(3))
+    leaves, tree = jax.tree.flatten(params)
+    noise = [0.1 * jax.random.normal(jax.random.key(i), leaf.shape) for i, leaf in enumerate(leaves)]
+    params = jax.tree.map(jnp.add, params, jax.tree.unflatten(tree, noise))  # biases and norms are not 0 and 1
     source = setup.tasks("train", 64)
     specs = told_specs([source.task(i) for i in range(4)], percent=50, samples=4, run_seed=5)
     engine = setup.make_engine()
