@@ -21,8 +21,8 @@ NAME = "intercode-sql"
 PACKAGE = "intercode-bench==0.1.22"
 _DUMPS = ("ic_spider_dbs.sql", "spider_dev.sql")
 _QUESTIONS = "ic_spider_dev.json"
-_NOTICE = """Databases and questions converted from the Spider data set (Yu et al. 2018, arXiv 1809.08887), CC BY-SA 4.0, as
-edited for InterCode (Yang et al. 2023, arXiv 2306.14898). Copies must keep this notice and the licence.
+_NOTICE = """Databases and questions converted from the Spider data set (Yu et al. 2018, arXiv 1809.08887),
+CC BY-SA 4.0, as edited for InterCode (Yang et al. 2023, arXiv 2306.14898). Copies keep this notice and the licence.
 """
 
 

@@ -10,6 +10,7 @@ import functools
 import re
 import sqlite3
 import time
+import unicodedata
 from typing import Any, Protocol
 
 from jaxagent.envs.intercode_sql.world import Table, World
@@ -17,7 +18,8 @@ from jaxagent.envs.intercode_sql.world import Table, World
 Row = tuple[Any, ...]
 
 TICK = 1000  # operations of SQLite's virtual machine between two looks at the limits
-HEAP_BYTES = 192 << 20  # SQLite's memory in this process, all connections together
+COLLATION = "general_ci"
+HEAP_BYTES = 128 << 20  # SQLite's memory in this process, all connections together
 _VALUE_BYTES = 20_000  # longest text, blob or row; string functions take time quadratic in it, within one operation
 _SIZE_LIMITS = {
     sqlite3.SQLITE_LIMIT_LENGTH: _VALUE_BYTES,
@@ -127,6 +129,8 @@ class SqliteDatabase:
         self._world, self._limits = world, limits
         self._connection = connection = _connect()
         _template(world).backup(connection)
+        # Table-valued functions declare themselves at first use, which the authorizer would take for a write.
+        connection.execute("SELECT 1 FROM pragma_table_info(''), json_each('[]'), json_tree('[]')").close()
         for limit, value in _SIZE_LIMITS.items():
             connection.setlimit(limit, value)
         connection.set_authorizer(_authorize)
@@ -171,10 +175,12 @@ class SqliteDatabase:
         message = str(error)
         if message == "interrupted":
             return QueryError("limit", "timeout: the statement took too many steps and was stopped")
-        if "not authorized" in message or "prohibited" in message:
+        if "not authorized" in message or "authorization denied" in message:
             return QueryError("forbidden", f"{message}: the database can only be read")
         if "one statement at a time" in message:
             return QueryError("forbidden", "one statement at a time")
+        if "null character" in message:
+            return QueryError("bad_text", message)
         return QueryError("limit" if "too big" in message else "sql", message)
 
     def _about_schema(self, text: str) -> list[Row] | None:
@@ -215,11 +221,11 @@ def _template(world: World) -> sqlite3.Connection:
 
 
 def create_table(table: Table) -> str:
-    """The table in SQLite's DDL. Texts compare without case, as in the original's collation."""
+    """The table in SQLite's DDL; texts compare by `COLLATION`."""
     parts = []
     for column in table.columns:
         nullable = "" if column.nullable else " NOT NULL"
-        textual = " COLLATE NOCASE" if "char" in column.type or "text" in column.type else ""
+        textual = f" COLLATE {COLLATION}" if "char" in column.type or "text" in column.type else ""
         parts.append(f"{_quoted(column.name)} {column.type}{nullable}{textual}")
     if table.primary_key:
         parts.append(f"PRIMARY KEY ({', '.join(map(_quoted, table.primary_key))})")
@@ -232,10 +238,25 @@ def _connect() -> sqlite3.Connection:
     connection = sqlite3.connect(":memory:", isolation_level=None, cached_statements=8)
     # Undecodable bytes (CAST(x'ff' AS TEXT)) must not raise.
     connection.text_factory = lambda text: text.decode("utf-8", "replace")
+    connection.create_collation(COLLATION, _compare_texts)
     # Sorting must not spill to disk, and must not take the machine's memory instead. The heap limit is the process's.
     connection.execute("PRAGMA temp_store = MEMORY")
     connection.execute(f"PRAGMA hard_heap_limit = {HEAP_BYTES}")
     return connection
+
+
+def _compare_texts(first: str, second: str) -> int:
+    left, right = _sort_key(first), _sort_key(second)
+    return (left > right) - (left < right)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _sort_key(text: str) -> str:
+    """Without case, accents and trailing spaces, as the dump's collation (utf8mb4_general_ci) compares."""
+    plain = text.rstrip(" ").upper()
+    if plain.isascii():
+        return plain
+    return "".join(sign for sign in unicodedata.normalize("NFD", plain) if not unicodedata.combining(sign))
 
 
 def _authorize(action: int, first: str | None, second: str | None, *_: object) -> int:

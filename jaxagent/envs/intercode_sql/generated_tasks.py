@@ -381,8 +381,8 @@ def _none_below(cast: Cast) -> Question:
     limit = cast.threshold(cast.child, attribute)
     link, column = cast.child.names["link"], cast.child.names[attribute.concept]
     return Question(
-        f"What are the names of the {parent.plural} that have no {child.concept} with {attribute.concept} above {limit} "
-        f"(those without any {child.plural} too)?",
+        f"What are the names of the {parent.plural} that have no {child.concept} with {attribute.concept} above "
+        f"{limit} (those without any {child.plural} too)?",
         f" none {parent.concept} {child.concept} {attribute.concept} above {limit}",
         f"SELECT {of_parent} FROM {cast.parent.table} WHERE id NOT IN (SELECT {link} FROM {cast.child.table} "
         f"WHERE {column} > {limit})",
