@@ -35,6 +35,7 @@ Kind = Literal["ok", "exit", "signal", "time", "memory", "output", "syntax", "fa
 _GUEST = pathlib.Path(sandbox_guest.__file__).read_text(encoding="utf-8")
 _START_SECONDS = 30.0  # what a sandbox may take until its interpreter is up, on a busy machine
 _STARTS = 3  # tries until the machinery counts as broken
+_POLL_SECONDS = 0.01
 _CHUNK = 1 << 16
 _STDERR_BYTES = 1 << 16
 _REPORT_BYTES = 1 << 20  # of returned values
@@ -158,11 +159,10 @@ class Sandbox:
         Raises `UserError` where no isolation is to be had and `options.allow_unsandboxed` is not set.
         """
         self.options = options
-        self.interpreter = _interpreter()
         self.layers = _usable_layers(options) if layers is None else layers
-        self._lock = threading.Lock()
+        self.interpreter = _interpreter()
+        self._lock = threading.RLock()  # an iterator that its thread has left open must not block it
         self._groups: list[sandbox_layers.ControlGroup] = []
-        self._num_groups = 0
         self._warm: collections.deque[_Guest] = collections.deque()
         self._closed = False
         if self.layers.control_groups:
@@ -190,7 +190,8 @@ class Sandbox:
             finally:
                 for run in running.values():
                     self._release(run)
-                self._top_up(self.options.warm)
+                with contextlib.suppress(InfrastructureError):  # whoever needs the next one will be told
+                    self._top_up(self.options.warm)
 
     def close(self) -> None:
         """Ends all sandboxes; safe to call twice."""
@@ -210,8 +211,13 @@ class Sandbox:
         self.close()
 
     def _begin(self, job: Job) -> "_Run":
-        deadline = time.monotonic() + self.options.seconds
-        run = _Run(job, self._take(), self._take() if isinstance(job, Check) else None, deadline)
+        program = self._take()
+        try:
+            test = self._take() if isinstance(job, Check) else None
+        except BaseException:
+            self._discard(program)
+            raise
+        run = _Run(job, program, test, time.monotonic() + self.options.seconds)
         self._top_up(min(self.options.warm, self.options.parallel))
         return run
 
@@ -221,6 +227,8 @@ class Sandbox:
             for run in running.values():
                 run.register(selector)
             patience = min(run.deadline for run in running.values()) - time.monotonic()
+            if not hasattr(os, "pidfd_open"):
+                patience = min(patience, _POLL_SECONDS)
             for key, _ in selector.select(max(patience, 0.0)):
                 guest, name = key.data
                 guest.handle(name)
@@ -241,6 +249,10 @@ class Sandbox:
             guest = self._warm.popleft() if self._warm else self._start()
             if guest.wait_ready():
                 return guest
+            if guest.group is not None:  # it may be what is broken: not to be used again
+                guest.end()
+                guest.group.remove()
+                guest.group = None
             self._discard(guest)
         raise InfrastructureError("sandbox", f"does not start: {guest.stderr_text() or 'no word from it'}")
 
@@ -258,8 +270,7 @@ class Sandbox:
         if not self.layers.control_groups:
             return None
         if not self._groups:
-            folders = sandbox_layers.group_folders(self._num_groups)
-            self._num_groups += 1
+            folders = sandbox_layers.group_folders()
             processes = self.options.processes + 1  # bubblewrap's outer process is in it too
             self._groups.append(sandbox_layers.ControlGroup(folders, self.options.memory_mb << 20, processes))
         return self._groups.pop()
@@ -289,7 +300,6 @@ class _Guest:
         self.lines: collections.deque[bytes] = collections.deque()
         self.stdout, self.stderr, self.reported = bytearray(), bytearray(), 0
         self.status: int | None = None
-        self.ready = False
         self._oom_kills = group.out_of_memory_kills() if group else 0
         self._limit = options.output_kb << 10
         self._pending, self._partial = memoryview(b""), bytearray()
@@ -325,7 +335,8 @@ class _Guest:
             "report": report_read,
         }
         self._report = report_read
-        self._exit = os.pidfd_open(self._process.pid)  # readable when the process has ended
+        # Readable when the process has ended; some builds of Python lack the call, then `_drive` looks again and again.
+        self._exit = os.pidfd_open(self._process.pid) if hasattr(os, "pidfd_open") else -1
         for descriptor in (*self._open.values(), self._process.stdin.fileno()):
             os.set_blocking(descriptor, False)
 
@@ -337,10 +348,8 @@ class _Guest:
                 self.register(selector)
                 for key, _ in selector.select(max(deadline - time.monotonic(), 0.0)):
                     self.handle(key.data[1])
-        self.ready = bool(self.lines) and self.lines.popleft() == b"ready"
-        if self.ready and self._process.poll() is not None:  # a warm one whose starting thread has ended
-            self.ready = False
-        return self.ready
+        up = bool(self.lines) and self.lines.popleft() == b"ready"
+        return up and self._process.poll() is None  # a warm one dies when the thread that started it ends
 
     def send(self, message: object, rest: bytes = b"", *, last: bool) -> None:
         """Queues a message, then plain bytes; `last` is the end of the input."""
@@ -358,7 +367,7 @@ class _Guest:
         """Everything that this guest waits for."""
         for name, descriptor in self._open.items():
             selector.register(descriptor, selectors.EVENT_READ, (self, name))
-        if self.status is None:
+        if self.status is None and self._exit >= 0:
             selector.register(self._exit, selectors.EVENT_READ, (self, "exit"))
         if self._pending and not self._process.stdin.closed:
             selector.register(self._process.stdin.fileno(), selectors.EVENT_WRITE, (self, "stdin"))
@@ -427,8 +436,9 @@ class _Guest:
                 stream.close()
         if self._report >= 0:
             os.close(self._report)
-            os.close(self._exit)
-            self._report = -1
+            if self._exit >= 0:
+                os.close(self._exit)
+            self._report = self._exit = -1
         self._open = {}
 
     def _kill(self) -> None:
@@ -638,11 +648,11 @@ def _usable_layers(options: SandboxOptions) -> Layers:
     layers, complaint = isolation()
     if layers is not None:
         return layers
-    if options.allow_unsandboxed:
+    if options.allow_unsandboxed and os.name == "posix":
         return Layers(bubblewrap=False, seccomp=False, control_groups=False)
     raise UserError(
         f"no sandbox for programs that a model writes: {complaint}; install or allow it, or accept programs without "
-        "isolation, with all rights of this process, by env.options.sandbox={'allow_unsandboxed': True}"
+        "isolation, with all rights of this process, by --config.env.options.sandbox.allow_unsandboxed=True"
     )
 
 

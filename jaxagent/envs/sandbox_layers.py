@@ -8,11 +8,13 @@ sockets and shared memory; control groups also bound what all processes of a san
 import dataclasses
 import errno
 import functools
+import itertools
 import os
 import pathlib
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 
 NOBODY = 65534  # the user that sandboxes run as where the caller is root: limits of processes do not bind root
@@ -78,6 +80,8 @@ def _reachable(path: str) -> bool:
 def _libraries(binary: str, folders: Sequence[str]) -> tuple[str, ...]:
     """Every shared library that the interpreter or an extension of its standard library needs, by `ldd`."""
     extensions = [str(path) for folder in folders for path in pathlib.Path(folder, "lib-dynload").glob("*.so")]
+    if shutil.which("ldd") is None:
+        return ()
     listed = subprocess.run(["ldd", binary, *extensions], capture_output=True, text=True, check=False).stdout
     found = {word for word in listed.split() if word.startswith("/") and not word.endswith(":")}
     found.update(path for path in (os.path.realpath("/etc/ld.so.cache"),) if os.path.exists(path))
@@ -153,10 +157,9 @@ def seccomp_filter() -> int | None:
     _add(rules, pyseccomp.ERRNO(errno.EPERM), "clone", pyseccomp.Arg(0, pyseccomp.MASKED_EQ, _CLONE_THREAD, 0))
     _add(rules, pyseccomp.ERRNO(errno.ENOSYS), "clone3")
     _add(rules, pyseccomp.ERRNO(errno.EPERM), "prctl", pyseccomp.Arg(0, pyseccomp.EQ, _PR_SET_PDEATHSIG))
-    descriptor = os.memfd_create("seccomp", os.MFD_CLOEXEC)
-    with os.fdopen(os.dup(descriptor), "wb") as stream:
+    with tempfile.TemporaryFile() as stream:
         rules.export_bpf(stream)
-    return descriptor
+        return os.dup(stream.fileno())
 
 
 def _add(rules, action: int, name: str, *arguments) -> None:
@@ -263,8 +266,12 @@ def _inside(mount: str, path: str) -> str:
     return folder if os.path.isdir(folder) else mount
 
 
-def group_folders(number: int) -> list[str]:
-    """The folders of this process's control group number `number`."""
+_group_numbers = itertools.count()
+
+
+def group_folders() -> list[str]:
+    """The folders of a new control group of this process."""
+    number = next(_group_numbers)
     return [os.path.join(parent, f"jaxagent-{os.getpid()}-{number}") for parent in control_group_parents()]
 
 

@@ -8,6 +8,7 @@ test, else 0.
 import dataclasses
 import hashlib
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -30,6 +31,7 @@ SUBMIT = "submit"
 MAX_PROGRAM = 16_384  # characters; a longer program is an invalid reply
 MAX_FEEDBACK = 2000  # characters of an observation after the first
 _SHOWN = 300  # characters of an input, of an output, of an error
+_OVERDUE = Verdict(False, "time", "time limit of all tests together")
 _UNPRINTABLE = re.compile(r"[^\n\t\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
@@ -48,6 +50,8 @@ class DeepCoderOptions:
       families: names of generated families; empty for all.
       feedback_tests: failing tests that an observation shows.
       reward: `binary`, or `fraction`: where hidden tests fail, the share that pass (success still means all).
+      step_seconds: after so long in one step every test that has not started is over its time limit. Keep it well below
+        `env.step_timeout`, or a slow program could void its episode.
       anchor: `exact` (the last program, layout aside) or `coarse` (how it did on the visible tests).
       sandbox: limits of one program, see `SandboxOptions`.
     """
@@ -61,6 +65,7 @@ class DeepCoderOptions:
     families: tuple[str, ...] = ()
     feedback_tests: int = 2
     reward: str = "binary"
+    step_seconds: float = 20.0
     anchor: str = "exact"
     sandbox: SandboxOptions = dataclasses.field(default_factory=SandboxOptions)
 
@@ -73,6 +78,9 @@ class DeepCoderOptions:
             value = getattr(self, name)
             whole = isinstance(value, int) and not isinstance(value, bool)
             _require(whole and value >= least, name, f"a whole number from {least} on", value)
+        seconds = self.step_seconds
+        number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+        _require(number and seconds > 0, "step_seconds", "a positive number", seconds)
         object.__setattr__(self, "families", tuple(self.families))
         unknown = set(self.families) - set(families.names())
         _require(not unknown, "families", f"among {', '.join(families.names())}", sorted(unknown))
@@ -110,6 +118,7 @@ class DeepCoder:
         """Takes one reply; one without a program (or `submit`) costs the turn and changes nothing."""
         if self._ended:
             raise RuntimeError("deepcoder: no live episode; reset first")
+        self._deadline = time.monotonic() + self.options.step_seconds
         program = last_program(reply)
         if program is None and self._program is not None and action_text(reply) == SUBMIT:
             return self._decide(SUBMIT, "Submitted.", good=None)
@@ -146,7 +155,11 @@ class DeepCoder:
         fingerprint = None
         outcomes = self._sandbox.run(jobs)
         try:
-            for test, outcome in zip(tests, outcomes, strict=False):
+            for test in tests:
+                if time.monotonic() > self._deadline:
+                    verdicts += [_OVERDUE] * (len(tests) - len(verdicts))
+                    break
+                outcome = next(outcomes)
                 verdict = judge(test, outcome, self.options.sandbox.seconds)
                 verdicts.append(verdict)
                 fingerprint = fingerprint or outcome.fingerprint

@@ -143,9 +143,9 @@ def _records(path: str) -> Iterator[dict[str, Any]]:
     if not place.is_file():
         raise UserError(f"env.options.path: no such file: {path}")
     if place.suffix == ".parquet":
-        import pandas
+        import pyarrow.parquet
 
-        yield from pandas.read_parquet(place).to_dict("records")
+        yield from pyarrow.parquet.read_table(place).to_pylist()
         return
     try:
         content = place.read_bytes()
