@@ -17,8 +17,11 @@ ENTRY_POINT_GROUP = "jaxagent.envs"
 FEASIBLE_SUCCESS = 0.1  # a task counts as feasible where an ideal policy succeeds with at least this probability
 _BUILT_IN = {  # built-in names cannot be taken by entry points
     "frozen_lake": "jaxagent.envs.frozen_lake:ENTRY",
+    "gymnasium": "jaxagent.envs.adapters.gymnasium_text:ENTRY",
     "lookup": "jaxagent.envs.lookup:ENTRY",
     "mixture": "jaxagent.envs.mixture:ENTRY",
+    "trl": "jaxagent.envs.adapters.trl_tools:ENTRY",
+    "verifiers": "jaxagent.envs.adapters.verifiers_rollouts:ENTRY",
 }
 
 
