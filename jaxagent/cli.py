@@ -185,6 +185,12 @@ def _define_export(flag_values: flags.FlagValues) -> None:
     flags.DEFINE_string("dtype", "float32", what, flag_values=flag_values)
 
 
+def _define_envs(flag_values: flags.FlagValues) -> None:
+    flags.DEFINE_integer("tasks", 100, "held-out tasks that phi is taken over", lower_bound=1, flag_values=flag_values)
+    what = "OPTION=VALUE for the environment that is named"
+    flags.DEFINE_multi_string("set", [], what, flag_values=flag_values)
+
+
 def _define_reproduce(flag_values: flags.FlagValues) -> None:
     flags.DEFINE_list("worlds", ["lookup_tiny"], "experiments, separated by commas", flag_values=flag_values)
     arms = ["base", "grpo_full", "budgetmix"]
@@ -270,6 +276,17 @@ def _export(arguments: Arguments) -> None:
     print(arguments.words[0])
 
 
+def _envs(arguments: Arguments) -> None:
+    from jaxagent.envs import describe, registry
+
+    parsed = arguments.flag_values
+    if parsed.set and len(arguments.words) != 1:
+        raise UserError("envs: --set goes with the name of one environment")
+    options = apply_overrides(default_config(), [f"env.options.{setting}" for setting in parsed.set]).env.options
+    for name in arguments.words or registry.names():
+        print(describe.describe(name, options.to_dict(), parsed.tasks), end="\n\n")
+
+
 def _reproduce(arguments: Arguments) -> None:
     _no_words(arguments)
     parsed = arguments.flag_values
@@ -350,6 +367,13 @@ COMMANDS = {
         define_flags=_define_export,
         takes_config=False,
         run=_export,
+    ),
+    "envs": Command(
+        summary="the environments, their options, and what could be solved within each budget",
+        usage="[NAME ...] [--set OPTION=VALUE ...] [--tasks=N]",
+        define_flags=_define_envs,
+        takes_config=False,
+        run=_envs,
     ),
     "report": Command(
         summary="figures and a table of finished runs",

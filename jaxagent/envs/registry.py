@@ -19,9 +19,12 @@ _BUILT_IN = {  # built-in names cannot be taken by entry points
     "bfcl": "jaxagent.envs.bfcl.environment:ENTRY",
     "deepcoder": "jaxagent.envs.deepcoder.environment:ENTRY",
     "frozen_lake": "jaxagent.envs.frozen_lake:ENTRY",
+    "gymnasium": "jaxagent.envs.adapters.gymnasium_text:ENTRY",
     "intercode_sql": "jaxagent.envs.intercode_sql.environment:ENTRY",
     "lookup": "jaxagent.envs.lookup:ENTRY",
     "mixture": "jaxagent.envs.mixture:ENTRY",
+    "trl": "jaxagent.envs.adapters.trl_tools:ENTRY",
+    "verifiers": "jaxagent.envs.adapters.verifiers_rollouts:ENTRY",
 }
 
 

@@ -56,7 +56,9 @@ def load_tokenizer(name_or_path: str | pathlib.Path) -> "PreTrainedTokenizerFast
 
     folder = _PACKAGED.get(str(name_or_path)) or pathlib.Path(name_or_path)
     if not folder.is_dir():
-        raise UserError(f"model.tokenizer: {name_or_path} is neither {TINY!r} nor {TINY_SQL!r} nor a folder with a tokenizer")
+        raise UserError(
+            f"model.tokenizer: {name_or_path} is neither {TINY!r} nor {TINY_SQL!r} nor a folder with a tokenizer"
+        )
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, ImportError) as error:
