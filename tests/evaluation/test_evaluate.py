@@ -22,7 +22,13 @@ from jaxagent.sharding.mesh import make_mesh
 from jaxagent.training.checkpoints import Checkpoints
 from jaxagent.training.state import TrainState
 
-SMALL = ("eval.panel_tasks=4", "eval.panel_samples=4", "eval.k=4", "eval.analysis_states=20")
+SMALL = (
+    "rollout.extend_buckets=(8,)",
+    "eval.panel_tasks=4",
+    "eval.panel_samples=4",
+    "eval.k=4",
+    "eval.analysis_states=20",
+)
 HALF = "eval.percents=(50, 100)"
 
 
