@@ -235,7 +235,11 @@ def _evaluate(arguments: Arguments) -> None:
         raise UserError(f"--name={name}: must be a plain name, it becomes a folder inside the run's eval/")
     from jaxagent.evaluation import evaluate
 
-    result = evaluate.run(arguments.config, workdir, run_folder=workdir, name=name)
+    try:
+        result = evaluate.run(arguments.config, workdir, run_folder=workdir, name=name)
+    except KeyboardInterrupt:
+        print("jaxagent: interrupted; the same command goes on from the rollouts that were finished", file=sys.stderr)
+        raise SystemExit(EXIT_INTERRUPTED) from None
     policy = pathlib.Path(workdir).resolve().name
     print(summary_table({**result, "policies": {policy: result["budgets"]}}))
     print(f"\npanel {result['panel_hash']} of {result['num_tasks']} tasks")

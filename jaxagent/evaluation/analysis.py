@@ -18,7 +18,7 @@ from jaxagent.evaluation.arms import (
     make_arm,
     paired_interval,
 )
-from jaxagent.evaluation.intervals import task_bootstrap
+from jaxagent.evaluation.intervals import mcnemar_exact, task_bootstrap
 from jaxagent.evaluation.interventions import (
     Injection,
     hand_over_at_error,
@@ -83,6 +83,7 @@ def analyse(
         "reference": arm_summary(other, figures[1], settings.recovery_horizon),
         "difference": difference(*figures),
         "gain": gain_summary(own, other),
+        "solved_sets": solved_sets(own, other),
         "injected_errors": injection_summary(setup, rollouts, own, other, tasks),
         "hybrids": hybrid_summary(rollouts, own, other, specs),
         "likelihood": {
@@ -121,6 +122,26 @@ def gain_summary(policy: Arm, reference: Arm) -> dict[str, Any]:
         for name in ("clean", "recovered")
     }
     return gain_split(*splits) | intervals
+
+
+def solved_sets(policy: Arm, reference: Arm) -> dict[str, Any]:
+    """Tasks that one side solved at least once and the other never, with McNemar's exact test.
+
+    Never among n episodes is no proof that a task is out of reach: it bounds the chance of success by about 3 / n.
+    """
+    solved, met = [], []
+    for arm in (policy, reference):
+        solved.append({episode.task_id for episode in arm.episodes if episode.success})
+        met.append(set(arm.task_ids))
+    common = sorted(met[0] & met[1])
+    test = mcnemar_exact(*([task_id in side for task_id in common] for side in solved))
+    return {
+        "both": sum(task_id in solved[0] and task_id in solved[1] for task_id in common),
+        "only_policy": test.only_first,
+        "only_reference": test.only_second,
+        "neither": sum(task_id not in solved[0] and task_id not in solved[1] for task_id in common),
+        "mcnemar_p": test.p_value,
+    }
 
 
 def injection_summary(

@@ -201,14 +201,16 @@ def _estimates(
     """What the episodes say, as fields of `PanelResult`."""
     settings, seed = setup.config.eval, setup.config.seed
     shared = {"k": settings.k, "percents": settings.percents, "seed": seed, "mode": mode}
+    feasible = feasible_tasks(setup, tasks)
+    shares = {percent: len(solvable) / len(tasks) for percent, solvable in feasible.items()}
     sensitivity = None
     if mode == "told":
         sensitivity = line_sensitivity(setup, policy.params, episodes, percent=min(settings.percents))
     return {
-        "summary": policy_summary(episodes, tasks, feasible=feasible_shares(setup, tasks), **shared),
+        "summary": policy_summary(episodes, tasks, feasible=shares, **shared),
         "turns_used": mean_turns_used(episodes, settings.percents, mode=mode),
         "line_sensitivity": sensitivity,
-        "surface": surface(episodes, untold=untold, **shared),
+        "surface": surface(episodes, untold=untold, feasible=feasible, **shared),
     }
 
 
@@ -225,10 +227,14 @@ def _settings(
     }
 
 
-def feasible_shares(setup: Setup, tasks: list[Task]) -> dict[int, float]:
-    """phi at each told percentage: what an ideal policy could solve at all."""
+def feasible_tasks(setup: Setup, tasks: list[Task]) -> dict[int, list[str]]:
+    """The tasks that an ideal policy could solve at all, at each told percentage."""
     return {
-        percent: registry.feasible_share(setup.entry, tasks, [percent_of(task.max_turns, percent) for task in tasks])
+        percent: [
+            task.id
+            for task in tasks
+            if registry.feasible_share(setup.entry, [task], [percent_of(task.max_turns, percent)])
+        ]
         for percent in setup.config.eval.percents
     }
 

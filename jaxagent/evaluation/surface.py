@@ -1,6 +1,6 @@
 """All that one policy's panel episodes say about Pass@(K,T), as plain lists for `surface.json`; costs no rollouts."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ def surface(
     mode: Mode,
     seed: int,
     untold: Sequence[Episode] = (),
+    feasible: Mapping[int, Collection[str]] | None = None,
 ) -> dict[str, Any]:
     """Pass@(K,T), pass^(K,T), Cover@tau, compute-matched Pass@T, the told x enforced matrix and the hazard.
 
@@ -43,6 +44,7 @@ def surface(
       mode: as in `pass_at_k_t`.
       seed: of the bootstrap.
       untold: episodes of the same policy and tasks without a budget line, for a row of their own in the matrix.
+      feasible: for each per cent the tasks that can be solved within it, for averages over those alone.
     """
     ks = sorted({*(1 << power for power in range(k.bit_length()) if 1 << power <= k), k})
     grid = pass_at_k_percent(episodes, ks, percents, mode=mode)
@@ -64,13 +66,40 @@ def surface(
             "least": grid.num_samples.min(axis=0).tolist(),
             "most": grid.num_samples.max(axis=0).tolist(),
         },
+        "feasible": _feasible(grid, feasible, seed) if feasible is not None else None,
         "num_void": grid.num_void,
+        "tasks_with_equal_samples": _equal_samples(episodes),
     }
 
 
 def _ends(values: np.ndarray, seed: int) -> dict[str, list]:
     interval = task_bootstrap(values, seed=seed)
     return {"low": interval.low.tolist(), "high": interval.high.tolist(), "method": interval.method.tolist()}
+
+
+def _feasible(grid: PassGrid, feasible: Mapping[int, Collection[str]], seed: int) -> dict[str, Any]:
+    """Pass@(K,T) over the tasks that can be solved within T at all, [K] a per cent; None where there is none."""
+    entries = {}
+    for column, percent in enumerate(grid.ts):
+        kept = [row for row, task_id in enumerate(grid.task_ids) if task_id in feasible[percent]]
+        values = grid.values[kept, :, column]
+        estimate = {"pass_at_k": values.mean(axis=0).tolist(), **_ends(values, seed)} if kept else {}
+        entries[str(percent)] = {"num_tasks": len(kept)} | estimate
+    return entries
+
+
+def _equal_samples(episodes: Sequence[Episode]) -> int:
+    """Tasks whose samples at their widest told budget are word for word the same, of two or more.
+
+    Greedy decoding and a repeated seed make copies, not samples; a policy that is all but certain may as well.
+    """
+    groups: dict[str, dict[int, list[tuple[str, ...]]]] = {}
+    for episode in episodes:
+        if not episode.is_void:
+            told = groups.setdefault(episode.task_id, {})
+            told.setdefault(episode.told_budget or 0, []).append(tuple(turn.text for turn in episode.turns))
+    widest = [told[max(told)] for told in groups.values()]
+    return sum(len(samples) > 1 and len(set(samples)) == 1 for samples in widest)
 
 
 def _turn_budget(episodes: Sequence[Episode], grid: PassGrid, k: int, seed: int, mode: Mode) -> dict[str, Any] | None:

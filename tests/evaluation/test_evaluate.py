@@ -95,6 +95,9 @@ def test_surface_is_that_of_the_episodes(folder):
         for value, low, high in zip(row, *ends, strict=True):
             assert (value is None and low is None) or low <= value <= high
     assert surface["hazard"]["100"]["survivors"][0] == 16
+    assert surface["tasks_with_equal_samples"] == 0
+    solvable = surface["feasible"]["100"]
+    assert solvable["num_tasks"] == 4 and solvable["pass_at_k"] == [row[1] for row in surface["pass_at_k"]]
     assert surface["samples_per_task"] == {"least": [4, 4], "most": [4, 4]}
     # Four samples at half the budget make up the turns of two full episodes.
     matched = pass_at_turn_budget(episodes, 200, [50, 100], unit="percent")
@@ -139,6 +142,8 @@ def test_two_policies_differ_and_every_figure_has_its_interval(base, other):
     for name in ("success", "invalid_rate"):
         gap = analysis["policy"][name]["estimate"] - analysis["reference"][name]["estimate"]
         assert analysis["difference"][name]["estimate"] == pytest.approx(gap)
+    sets = analysis["solved_sets"]
+    assert sets["both"] + sets["only_policy"] + sets["only_reference"] + sets["neither"] == 4
     gain = analysis["gain"]
     assert gain["gain"] == pytest.approx(analysis["difference"]["success"]["estimate"])
     assert analysis["hybrids"]["reference"]["over_reference"]["estimate"] == 0
