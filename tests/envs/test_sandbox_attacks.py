@@ -46,7 +46,7 @@ def test_there_are_eighty_and_names_tell_them_apart():
     assert len(set(keys)) == len(keys) >= 80
 
 
-@pytest.mark.parametrize("walls", WALLS)
+@pytest.mark.parametrize("walls", ["all", pytest.param("bubblewrap", marks=pytest.mark.slow)])
 def test_no_attack_succeeds(walls, tmp_path):
     secret = tmp_path / "secret.txt"
     secret.write_text(TOKEN)

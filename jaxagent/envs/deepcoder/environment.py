@@ -133,7 +133,7 @@ class DeepCoder:
 
     def _try(self, program: str) -> StepResult:
         public = self._data["public"]
-        verdicts, fingerprint = self._judge(program, public, all_of_them=True)
+        verdicts, fingerprint = self._judge(program, public, all_of_them=True, fingerprinted=True)
         self._program = program
         passed = sum(verdict.passed for verdict in verdicts)
         runs = any(verdict.kind in ("ok", "wrong", "failed") for verdict in verdicts)
@@ -146,11 +146,11 @@ class DeepCoder:
         return self._result(_feedback(public, verdicts, self.options.feedback_tests), "program", error=error, good=good)
 
     def _judge(
-        self, program: str, tests: Sequence[Mapping[str, Any]], *, all_of_them: bool
+        self, program: str, tests: Sequence[Mapping[str, Any]], *, all_of_them: bool, fingerprinted: bool
     ) -> tuple[list[Verdict], str | None]:
-        """(a verdict for each test, up to the first failure unless `all_of_them`; the program's fingerprint)."""
+        """(a verdict for each test, up to the first failure unless `all_of_them`; a fingerprint if wished)."""
         prelude = self._data["prelude"]
-        jobs = [job_of(test, program, prelude, fingerprint=index == 0) for index, test in enumerate(tests)]
+        jobs = [job_of(test, program, prelude, fingerprint=fingerprinted and test is tests[0]) for test in tests]
         verdicts: list[Verdict] = []
         fingerprint = None
         outcomes = self._sandbox.run(jobs)
@@ -174,7 +174,8 @@ class DeepCoder:
     def _decide(self, action: str, sentence: str, *, good: bool | None) -> StepResult:
         """Runs the hidden tests on the last program and ends the episode."""
         hidden = self._data["hidden"]
-        verdicts, _ = self._judge(self._program, hidden, all_of_them=self.options.reward == "fraction")
+        every = self.options.reward == "fraction"
+        verdicts, _ = self._judge(self._program, hidden, all_of_them=every, fingerprinted=False)
         passed = sum(verdict.passed for verdict in verdicts)
         self._ended = True
         if passed == len(hidden):
