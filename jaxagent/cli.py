@@ -287,8 +287,14 @@ def _envs(arguments: Arguments) -> None:
     if parsed.set and len(arguments.words) != 1:
         raise UserError("envs: --set goes with the name of one environment")
     options = apply_overrides(default_config(), [f"env.options.{setting}" for setting in parsed.set]).env.options
-    for name in arguments.words or registry.names():
+    for name in arguments.words:
         print(describe.describe(name, options.to_dict(), parsed.tasks), end="\n\n")
+    for name in () if arguments.words else registry.names():
+        try:
+            text = describe.describe(name, {}, parsed.tasks)
+        except UserError as error:  # an installed package that is broken: the others are still of interest
+            text = f"{name}\n  {error}"
+        print(text, end="\n\n")
 
 
 def _reproduce(arguments: Arguments) -> None:
