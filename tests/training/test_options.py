@@ -23,6 +23,8 @@ CASES = [
     (("algorithm.old_logprobs=guess",), "algorithm.old_logprobs"),
     (("algorithm.ratio=sequence",), "algorithm.ratio"),
     (("algorithm.aggregation=mean",), "algorithm.aggregation"),
+    (("algorithm.dual_clip=nan",), "algorithm.dual_clip must exceed 1"),
+    ((*PPO, "algorithm.critic.learning_rate=0.0"), "critic.learning_rate=0"),
     (("algorithm.dual_clip=0.5",), "algorithm.dual_clip must exceed 1"),
     (("algorithm.clip_low=1.5",), "algorithm.clip_low"),
     (("algorithm.clip_high=-0.1",), "algorithm.clip_high"),
