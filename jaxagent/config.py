@@ -36,7 +36,8 @@ def _env() -> ConfigDict:
     env.step_reward_scale = 0.1  # factor of step rewards
     env.train_tasks = 1 << 20  # length of the training source; generated tasks are made on demand
     env.workers = 0  # environment processes; 0 steps them inside this process
-    env.step_timeout = 30.0  # seconds a worker may take for one step before it counts as dead
+    env.step_timeout = 30.0  # seconds a worker may take for one reset or step before it is killed and replaced
+    env.worker_memory_gb = 0.0  # 10^9 bytes that a worker may allocate; replaced in between past half; 0: no limit
     env.retries = 2  # times an episode that the infrastructure voided is tried again
     return env
 
@@ -58,6 +59,7 @@ def _model() -> ConfigDict:
     model.tokenizer = "tiny"  # `tiny` is the one inside the package; or a folder that transformers can load
     model.pretrained = ""  # checkpoint folder, imported model or hub name: shape, weights, tokenizer; empty: random
     model.init_from = ""  # a run folder whose best (else last) checkpoint gives the initial weights; empty: random
+    model.lora = _lora()
     model.width = 64  # residual stream
     model.num_layers = 2
     model.num_heads = 4
@@ -78,6 +80,14 @@ def _model() -> ConfigDict:
     return model
 
 
+def _lora() -> ConfigDict:
+    lora = ConfigDict()
+    lora.rank = 0  # of low-rank adapters, which alone are trained; 0: all weights are
+    lora.alpha = 32.0  # their product is multiplied by alpha / rank
+    lora.targets = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    return lora
+
+
 def _rollout() -> ConfigDict:
     rollout = ConfigDict()
     rollout.slots = 64  # rows of the sampler's batch and of its KV cache
@@ -89,6 +99,7 @@ def _rollout() -> ConfigDict:
     rollout.decode_chunk = 16  # decode steps on the device before the host looks
     rollout.ready_slots = 0  # the device returns when so many rows have stopped; 0: an eighth of the slots
     rollout.temperature = 1.0
+    rollout.top_p = 1.0  # evaluation alone: below 1 only the likeliest tokens that reach this mass are drawn
     rollout.chat = _chat()
     return rollout
 
@@ -228,6 +239,7 @@ def _eval() -> ConfigDict:
     evaluation.percents = (25, 50, 75, 100)  # told budgets
     evaluation.panel_seed = 1  # makes the panel and the held-out tasks: the same for every training seed
     evaluation.panel_tasks = 100  # tasks of the panel, for `jaxagent evaluate`
+    evaluation.panel = ""  # panel file (`panel.json` of an evaluation): its tasks and no others; empty: the first ones
     evaluation.panel_samples = 16  # n: episodes a panel task and told budget
     evaluation.k = 8  # K of Pass@(K,T)
     evaluation.analysis = False  # also step quality, recovery and what the rest of this section costs in rollouts

@@ -209,10 +209,14 @@ def _overridden_fields(arguments: Sequence[str]) -> Iterator[tuple[str, str | No
 
 def _section_of(config: ConfigDict, field: str) -> tuple[ConfigDict, str]:
     """The section that holds a dotted field, and the field's name there. Raises `UserError` for a field that does not
-    exist, unless its section is unlocked, and for a section where a field is meant."""
+    exist, unless its section is unlocked, and for a section where a field is meant. Sections inside an unlocked one are
+    made where they are missing."""
     section = config
     *parents, last = field.split(".")
     for parent in parents:
+        unlocked = isinstance(section, ConfigDict) and not section.is_locked
+        if unlocked and parent not in section and parent.isidentifier():
+            section[parent] = ConfigDict()
         section = section.get(parent) if isinstance(section, ConfigDict) else None
     if not isinstance(section, ConfigDict) or (last not in section and section.is_locked) or not last.isidentifier():
         names = [name for name, _ in config_fields(config)]

@@ -28,6 +28,7 @@ Attend = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
 COMPUTE_DTYPES = ("float32", "bfloat16")
 REMAT_POLICIES = ("none", "dots", "full")
 NORMS = ("attention_norm", "mlp_norm")  # the norm scales of a block, [D] each
+ADAPTER_IN, ADAPTER_OUT = "_lora_in", "_lora_out"  # behind the name of the adapted matrix
 RESIDUAL_WRITERS = ("output", "down")  # the matrices of a block whose product is added to the residual stream
 _SIZES = ("vocab_size", "width", "num_layers", "num_heads", "num_kv_heads", "head_dim", "mlp_width")
 _POSITIVE = (*_SIZES, "rope_base", "norm_eps", "embedding_std")
@@ -55,10 +56,25 @@ class RopeScaling:
 
 
 @dataclasses.dataclass(frozen=True)
+class Lora:
+    """Which matrices of every block have low-rank adapters (`jaxagent.models.lora`)."""
+
+    rank: int
+    alpha: float
+    targets: tuple[str, ...]  # names of a block's matrices
+
+    @property
+    def scale(self) -> float:
+        """The factor of the adapters' product."""
+        return self.alpha / self.rank
+
+
+@dataclasses.dataclass(frozen=True)
 class DecoderConfig:
     """The shape of a decoder. Hashable: it is a static argument of jitted functions.
 
     `compute_dtype` is that of activations and matrix products; parameters, norms, softmax and log-probs are float32.
+    `lora` adds adapters to blocks: `init_params` and `logical_axes` speak of the base alone.
     `remat` says what the backward pass recomputes: "none" nothing, "dots" all but the products with weights, "full" all
     but the input of each block. `sliding_window` (0: none) bounds how far back layers from `full_attention_layers` on
     look. `attention` is one of `attention.IMPLEMENTATIONS`.
@@ -83,6 +99,7 @@ class DecoderConfig:
     rope_scaling: RopeScaling | None = None
     sliding_window: int = 0
     full_attention_layers: int = 0
+    lora: Lora | None = None
 
     def __post_init__(self) -> None:
         """Raises `UserError` on sizes that do not fit together and on unknown choices."""
@@ -101,6 +118,8 @@ class DecoderConfig:
         _check_choice("compute_dtype", self.compute_dtype, COMPUTE_DTYPES)
         _check_choice("remat", self.remat, REMAT_POLICIES)
         _check_choice("attention", self.attention, IMPLEMENTATIONS)
+        if self.lora and not (self.lora.rank > 0 and set(self.lora.targets) <= set(_matrix_shapes(self))):
+            raise UserError(f"model.lora needs a positive rank and targets in {', '.join(_matrix_shapes(self))}")
         for name in ("sliding_window", "full_attention_layers"):
             if not (isinstance(getattr(self, name), int) and getattr(self, name) >= 0):
                 raise UserError(f"model.{name} must be a whole number from 0 on, got {getattr(self, name)!r}")
@@ -120,6 +139,8 @@ class Block(nnx.Module):
             setattr(self, name, nnx.Param(jnp.zeros(shape, jnp.float32)))
         for name, (shape, value) in _vector_shapes(config).items():
             setattr(self, name, nnx.Param(jnp.full(shape, value, jnp.float32)))
+        for name, shape in adapter_shapes(config).items():
+            setattr(self, name, nnx.Param(jnp.zeros(shape, jnp.float32)))
 
     def __call__(self, x: jax.Array, rotation: tuple[jax.Array, jax.Array], attend: Attend) -> tuple[jax.Array, Any]:
         """One layer on x [B, S, D]; `rotation` is `rotary_angles(...)`. Returns x and what `attend` handed back."""
@@ -134,16 +155,28 @@ class Block(nnx.Module):
             key = rms_norm(key, self.key_norm[...], self.config.norm_eps)
         query, key = rotate(query, rotation), rotate(key, rotation)
         attended, kept = attend(query, key, value)
-        return jnp.einsum("bshk,hkd->bsd", attended, self.output[...].astype(x.dtype)), kept
+        written = jnp.einsum("bshk,hkd->bsd", attended, self.output[...].astype(x.dtype))
+        return self._adapted("output", attended, written), kept
 
     def _project(self, name: str, x: jax.Array) -> jax.Array:
         """x [B, S, D] -> the heads [B, S, H or Hkv, Dh] of query, key or value."""
         heads = jnp.einsum("bsd,dhk->bshk", x, getattr(self, name)[...].astype(x.dtype))
+        heads = self._adapted(name, x, heads)
         return heads + getattr(self, f"{name}_bias")[...].astype(x.dtype) if self.config.qkv_bias else heads
 
     def _mlp(self, x: jax.Array) -> jax.Array:
-        gate = jax.nn.silu(x @ self.gate[...].astype(x.dtype))
-        return (gate * (x @ self.up[...].astype(x.dtype))) @ self.down[...].astype(x.dtype)
+        gate = jax.nn.silu(self._adapted("gate", x, x @ self.gate[...].astype(x.dtype)))
+        inner = gate * self._adapted("up", x, x @ self.up[...].astype(x.dtype))
+        return self._adapted("down", inner, inner @ self.down[...].astype(x.dtype))
+
+    def _adapted(self, name: str, x: jax.Array, product: jax.Array) -> jax.Array:
+        """The product of x with a matrix, and what the matrix' adapter adds to it."""
+        lora = self.config.lora
+        if lora is None or name not in lora.targets:
+            return product
+        inner, outer = getattr(self, name + ADAPTER_IN)[...], getattr(self, name + ADAPTER_OUT)[...]
+        low = jnp.tensordot(x, inner.astype(x.dtype), input_rank(name))
+        return product + lora.scale * jnp.tensordot(low, outer.astype(x.dtype), 1)
 
 
 def init_params(config: DecoderConfig, key: jax.Array) -> dict:
@@ -321,6 +354,23 @@ def _matrix_shapes(config: DecoderConfig) -> dict[str, tuple[tuple[int, ...], in
         "up": ((width, mlp_width), width),
         "down": ((mlp_width, width), mlp_width),
     }
+
+
+def input_rank(name: str) -> int:
+    """How many axes of a block's matrix are contracted with its input."""
+    return 2 if name == "output" else 1
+
+
+def adapter_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of the adapters of one block: [*in, r] and [r, *out] for every adapted matrix."""
+    if config.lora is None:
+        return {}
+    shapes, matrices = {}, _matrix_shapes(config)
+    for name in config.lora.targets:
+        shape, inner = matrices[name][0], input_rank(name)
+        shapes[name + ADAPTER_IN] = (*shape[:inner], config.lora.rank)
+        shapes[name + ADAPTER_OUT] = (config.lora.rank, *shape[inner:])
+    return shapes
 
 
 def _vector_shapes(config: DecoderConfig) -> dict[str, tuple[tuple[int, ...], float]]:

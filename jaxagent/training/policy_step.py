@@ -20,7 +20,7 @@ from jaxagent.batches import TokenBatch
 from jaxagent.budgets import NUM_TENTHS
 from jaxagent.training import critic as critics
 from jaxagent.training.options import AlgorithmOptions
-from jaxagent.training.state import TrainState, make_optimizer
+from jaxagent.training.state import TrainState, make_optimizer, with_base
 from jaxagent.training.step import (
     Metrics,
     StepConfig,
@@ -83,7 +83,7 @@ def _gradient_step(
     """One step of the policy's optimizer, and of the critic's."""
     mask, weights, value_weights = _weights(config.options, batch)
     params = (state.params, state.critic.params if state.critic else None)
-    loss_fn = functools.partial(_loss, config)
+    loss_fn = functools.partial(_loss, config, state.base)
     inputs = (batch, mask, weights, value_weights)
     (policy_grads, critic_grads), (metrics, tenths) = accumulate(config.step, loss_fn, params, inputs, loss_mask(batch))
     updates, opt_state = config.optimizer.update(policy_grads, state.opt_state, state.params)
@@ -120,6 +120,7 @@ def _weights(options: AlgorithmOptions, batch: TokenBatch) -> tuple[jax.Array, j
 
 def _loss(
     config: PolicyConfig,
+    base: dict | None,
     params: tuple[dict, dict | None],
     batch: TokenBatch,
     mask: jax.Array,
@@ -127,7 +128,7 @@ def _loss(
     value_weights: jax.Array,
 ) -> tuple[jax.Array, tuple[Metrics, jax.Array]]:
     """A micro-batch's share of the loss: policy, and value where there is a critic."""
-    policy, critic = params
+    policy, critic = with_base(base, params[0]), params[1]
     hidden = hidden_states(config.step, policy, batch)
     logprob, entropy = hidden_scores(config.step, policy, hidden, batch)
     loss, metrics, tenths = _policy_loss(config.options, batch, mask, weights, logprob, entropy)
@@ -142,6 +143,7 @@ def _loss(
             batch.positions,
             batch.segment_ids,
             trunk_weight=settings.trunk_weight,
+            base=base,
         )
         value_loss, value_metrics = _value_loss(config.options, batch, value_weights, values)
         loss, metrics = loss + value_loss, metrics | value_metrics

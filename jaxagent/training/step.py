@@ -19,7 +19,7 @@ from jaxagent.algorithms import losses
 from jaxagent.batches import TokenBatch
 from jaxagent.models import decoder, logprobs
 from jaxagent.sharding import rules
-from jaxagent.training.state import TrainState
+from jaxagent.training.state import TrainState, with_base
 
 Metrics = dict[str, jax.Array]
 
@@ -57,7 +57,7 @@ def sft_step(
     )
 
     def loss_fn(params: dict, micro: TokenBatch, micro_mask: jax.Array, micro_weights: jax.Array):
-        logprob, entropy = score_tokens(config, params, micro)
+        logprob, entropy = score_tokens(config, with_base(state.base, params), micro)
         loss = jnp.sum(jnp.where(micro_mask, -micro_weights * logprob, 0.0))
         mean = functools.partial(weighted_mean, micro.policy_mask, micro_weights)
         return loss, {"sft/loss": loss, "sft/policy_nll": mean(-logprob), "sft/policy_entropy": mean(entropy)}

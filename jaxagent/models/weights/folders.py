@@ -3,7 +3,11 @@
 `$JAXAGENT_HOME/models`, else `~/.cache/jaxagent/models`, holds one folder for each imported model.
 """
 
+import contextlib
 import pathlib
+import shutil
+import tempfile
+from collections.abc import Iterator
 
 from jaxagent.envs import datasets
 from jaxagent.errors import UserError
@@ -60,6 +64,27 @@ def find_pretrained(name: str) -> pathlib.Path:
         f"model.pretrained: {name} is neither a folder nor an imported model (imported: {', '.join(known) or 'none'}; "
         "`jaxagent import smollm2` or `jaxagent import hf PATH_OR_NAME` imports one)"
     )
+
+
+def copy_description(source: pathlib.Path, target: pathlib.Path) -> None:
+    """Copies what belongs to a model besides its weights into the folder `target`, which exists."""
+    for name in DESCRIPTION_FILES:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, target / name)
+
+
+@contextlib.contextmanager
+def new_folder(target: str | pathlib.Path) -> Iterator[pathlib.Path]:
+    """A hidden folder beside `target` that becomes it when the block ends well; `UserError` where it exists."""
+    target = pathlib.Path(target)
+    if target.exists():
+        raise UserError(f"{target}: exists; remove the folder, or choose another name")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".making-", dir=target.parent) as scratch:
+        folder = pathlib.Path(scratch, "model")
+        folder.mkdir()
+        yield folder
+        folder.rename(target)
 
 
 def _with_config(folder: pathlib.Path) -> pathlib.Path:

