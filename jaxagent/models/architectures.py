@@ -14,6 +14,7 @@ from jaxagent.models.decoder import DecoderConfig, RopeScaling
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 CONFIG_FILE = "config.json"
+_MAX_LAYERS = 10_000  # transformers makes lists of this length before anything can be checked against the weights
 _SCALING_FIELDS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 
@@ -117,8 +118,12 @@ def _check_architecture(path: pathlib.Path, stored: dict[str, Any]) -> None:
     for architecture in stored.get("architectures") or ():
         if architecture != ARCHITECTURES[name]:
             raise UserError(f"{path}: {architecture} is no {ARCHITECTURES[name]}: only causal language models load")
-    if stored.get("quantization_config"):
-        method = stored["quantization_config"].get("quant_method", "unnamed")
+    layers = stored.get("num_hidden_layers", 1)
+    if not isinstance(layers, int) or not 0 < layers <= _MAX_LAYERS:
+        raise UserError(f"{path}: num_hidden_layers={layers} is no number of layers")
+    quantised = stored.get("quantization_config")
+    if quantised:
+        method = quantised.get("quant_method", "unnamed") if isinstance(quantised, dict) else "unnamed"
         raise UserError(f"{path}: the weights are quantised ({method}); take the checkpoint in bfloat16 or float32")
 
 

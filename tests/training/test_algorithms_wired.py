@@ -224,10 +224,8 @@ def test_a_reference_and_a_critic_share_no_buffer_with_the_policy():
     update = loop.make_update(setup, optimizer)
     extras = loop.algorithm_options(setup.config).extras
     state = loop.fresh_state(setup, optimizer, extras)
-    create = jax.jit(
-        functools.partial(states.from_params, setup.model, optimizer, seed=0, extras=extras), donate_argnums=0
-    )
-    started = create(jax.tree.map(lambda leaf: 1.01 * leaf, state.params))
+    create = functools.partial(states.from_params, setup.model, optimizer, seed=0, extras=extras)
+    started = jax.jit(create, donate_argnums=0)(jax.tree.map(lambda leaf: 1.01 * leaf, state.params))
     for one in (state, started):
         pointers = [
             shard.data.unsafe_buffer_pointer() for leaf in jax.tree.leaves(one) for shard in leaf.addressable_shards

