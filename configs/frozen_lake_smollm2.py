@@ -18,17 +18,17 @@ RUNLOCAL = {
     "env.options.size": 3,
     "env.options.max_path": 3,
     "env.options.max_turns": 4,
-    "rollout.slots": 8,
+    "rollout.slots": 6,
     "rollout.max_context": 512,
     "rollout.max_turns": 4,
-    "optimizer.row_tokens": 512,
-    "optimizer.micro_rows": 2,
+    "optimizer.row_tokens": 1024,
+    "optimizer.micro_rows": 1,
     "optimizer.logprob_chunk": 512,
-    "sft.steps": 10,
-    "sft.demonstrations": 8,
+    "sft.steps": 8,
+    "sft.demonstrations": 6,
     "algorithm.steps": 3,
     "algorithm.groups": 2,
-    "algorithm.group_size": 4,
+    "algorithm.group_size": 3,
     "eval.every": 0,
     "eval.panel_tasks": 4,
     "eval.panel_samples": 2,
@@ -58,7 +58,7 @@ def get_config(variant: str = ""):
     config.rollout.slots = 128
     config.sft.steps = 100
     config.sft.demonstrations = 32
-    config.sft.learning_rate = 1e-4
+    config.sft.learning_rate = 3e-5
     config.sft.observation_weight = 0.0
     config.optimizer.learning_rate = 1e-5
     config.optimizer.eps = 1e-8  # gradients of 135 million weights are small one by one

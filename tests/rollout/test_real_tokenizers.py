@@ -74,7 +74,7 @@ def whole(tokenizer, texts, **options):
 def test_appended_ids_are_those_of_the_whole_rendering(tokenizer, role):
     chat = quiet_chat(tokenizer, system="Be brief.", observations=role)
 
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=50, deadline=None)
     @given(st.lists(TEXTS, min_size=4, max_size=4), st.lists(st.text("abc12 .\n", max_size=9), min_size=3, max_size=3))
     def check(observations, replies):
         texts = [word for pair in zip(observations, [*(f"u{r}x" for r in replies), ""], strict=True) for word in pair]
