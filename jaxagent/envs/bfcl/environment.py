@@ -99,9 +99,7 @@ class Bfcl:
         del seed
         self._data, self._ended = task.data, False
         long_context = task.data["category"] in tasks.LONG
-        worlds = [
-            World(task.data["classes"], task.data["initial_config"], long_context=long_context) for _ in range(2)
-        ]
+        worlds = [World(task.data["classes"], task.data["initial_config"], long_context=long_context) for _ in range(2)]
         self._world, self._gold = worlds
         self._keys = {name: self._world.key(name) for name in task.data["classes"]}
         self._results: collections.Counter[str] = collections.Counter()  # of all user turns so far

@@ -33,22 +33,31 @@ MODULES = {
 
 
 def fetch(source: str | None) -> str:
-    """Installs the package into the environment of the running interpreter, unless it is there.
+    """Installs the package into the environment of the running interpreter and trains the tiny policies' tokenizer.
+
+    What is there already is kept.
 
     Raises:
       UserError: a source folder is named (the data come from a package alone), or pip fails.
     """
     if source is not None:
         raise UserError(f"bfcl comes from the package {DISTRIBUTION}; leave --source out")
-    if is_installed():
-        return f"bfcl: {DISTRIBUTION} {VERSION} is installed"
+    if not is_installed():
+        _install()
+    from jaxagent.envs.bfcl import vocabulary
+
+    if not (vocabulary.folder() / "tokenizer.json").is_file():
+        vocabulary.build()
+    return f"bfcl: {DISTRIBUTION} {VERSION} is in {sys.prefix}, a tokenizer for tiny policies in {vocabulary.folder()}"
+
+
+def _install() -> None:
     command = [sys.executable, "-m", "pip", "install", "--no-deps", "--disable-pip-version-check", "--quiet"]
     done = subprocess.run([*command, *REQUIREMENTS], capture_output=True, text=True, stdin=subprocess.DEVNULL)
     importlib.invalidate_caches()
     if done.returncode != 0 or not is_installed():
         reason = (done.stderr.strip().splitlines() or ["pip said nothing"])[-1]
         raise UserError(f"bfcl: pip could not install {' and '.join(REQUIREMENTS)}: {reason}")
-    return f"bfcl: installed {' and '.join(REQUIREMENTS)} (without their dependencies) into {sys.prefix}"
 
 
 def is_installed() -> bool:
