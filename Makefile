@@ -25,6 +25,7 @@ quickstart: install
 	$(BIN)/jaxagent reproduce --worlds=lookup_tiny,fog_lake_tiny --arms=base,grpo_full,budgetmix --seeds=0 --workdir=runs/quickstart
 
 test: install-dev
+	@command -v bwrap >/dev/null || echo "make: bubblewrap is not installed: the tests of the sandbox are skipped"
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 test-slow: install-dev

@@ -233,7 +233,12 @@ def _check_ranges(section: ConfigDict) -> None:
 
 def _complaints(config: ConfigDict) -> Iterator[str]:
     """What cannot work together, each as one line."""
-    section = config.algorithm
+    section, top_p = config.algorithm, config.rollout.top_p
+    if top_p != 1:
+        yield (
+            f"rollout.top_p={top_p} with importance ratios: the sampler's log-probs are of a cut distribution, the "
+            "trainer's of the whole one; train with rollout.top_p=1.0 and set it for `jaxagent evaluate` alone"
+        )
     yield from _advantage_complaints(config)
     yield from _loss_complaints(section)
     yield from _unused_complaints(section)
@@ -287,10 +292,11 @@ def _loss_complaints(section: ConfigDict) -> Iterator[str]:
     kl = section.kl
     if not kl.coefficient:
         return
-    if kl.place == "reward" and section.name == "ppo" and section.ppo.advantage == "bi_level_gae":
+    ragen = section.ppo.advantage == "bi_level_gae" and section.ppo.bootstrap == "turn_end"
+    if kl.place == "reward" and section.name == "ppo" and ragen:
         yield (
-            "algorithm.kl.place=reward with ppo.advantage=bi_level_gae would enter the turns' targets as if the "
-            "environment had paid it: put the KL in the loss, or use turn_gae"
+            "algorithm.kl.place=reward with ppo.advantage=bi_level_gae and ppo.bootstrap=turn_end charges a turn for "
+            "tokens that its value already knows: use bootstrap=turn_start, turn_gae, or kl.place=loss"
         )
     if kl.place == "reward" and kl.kind in ("k2", "k3_st"):
         yield f"algorithm.kl.kind={kl.kind} shapes a gradient, and a reward has none: use k1 or k3 with place=reward"

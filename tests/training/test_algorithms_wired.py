@@ -1,6 +1,7 @@
 """Every algorithm through the real update: layouts, cuts, masks, epochs, budgets, resumption."""
 
 import dataclasses
+import functools
 
 import jax
 import numpy as np
@@ -223,7 +224,10 @@ def test_a_reference_and_a_critic_share_no_buffer_with_the_policy():
     update = loop.make_update(setup, optimizer)
     extras = loop.algorithm_options(setup.config).extras
     state = loop.fresh_state(setup, optimizer, extras)
-    started = states.start_from(state, jax.tree.map(lambda leaf: 1.01 * leaf, state.params))
+    create = jax.jit(
+        functools.partial(states.from_params, setup.model, optimizer, seed=0, extras=extras), donate_argnums=0
+    )
+    started = create(jax.tree.map(lambda leaf: 1.01 * leaf, state.params))
     for one in (state, started):
         pointers = [
             shard.data.unsafe_buffer_pointer() for leaf in jax.tree.leaves(one) for shard in leaf.addressable_shards

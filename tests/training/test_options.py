@@ -13,6 +13,7 @@ from jaxagent.training import state as states
 PPO = ("algorithm.name=ppo", "algorithm.normalize_std=False", "algorithm.critic.kind=head")
 RECOMPUTED = "algorithm.old_logprobs=recomputed"
 KL = "algorithm.kl.coefficient=0.1"
+KL_IN_REWARD = (KL, "algorithm.kl.place=reward", "algorithm.kl.kind=k1")
 CASES = [
     (("algorithm.name=trpo",), "algorithm.name must be one of grpo"),
     (("algorithm.group_size=1",), "algorithm.group_size=1"),
@@ -51,9 +52,11 @@ CASES = [
     ((*PPO, "algorithm.ppo.turn_lam=0.9"), "bi_level_gae"),
     ((*PPO, "algorithm.critic.kind=separate", "algorithm.critic.trunk_weight=0.5"), "critic.kind=head"),
     (
-        (*PPO, KL, "algorithm.kl.place=reward", "algorithm.kl.kind=k1", "algorithm.ppo.advantage=bi_level_gae"),
-        "bi_level_gae",
+        (*PPO, *KL_IN_REWARD, "algorithm.ppo.advantage=bi_level_gae", "algorithm.ppo.bootstrap=turn_end"),
+        "bi_level_gae and ppo.bootstrap=turn_end",
     ),
+    (("rollout.top_p=0.9",), "rollout.top_p=0.9 with importance ratios"),
+    ((*PPO, RECOMPUTED, "rollout.top_p=0.5"), "rollout.top_p=0.5 with importance ratios"),
     (("algorithm.critic.kind=head",), "critic.kind=head has no effect"),
     (("algorithm.gigpo.gamma=0.5",), "gigpo.gamma=0.5 has no effect"),
     (("algorithm.ppo.lam=0.5",), "ppo.lam=0.5 has no effect"),
@@ -77,6 +80,11 @@ def test_what_cannot_be_honoured_is_one_line(overrides, said):
     with pytest.raises(UserError, match=said) as caught:
         options.algorithm_options(tiny_config(*overrides))
     assert "\n" not in str(caught.value)
+
+
+def test_kl_in_the_reward_works_where_turns_are_told_apart_and_values_stand_before_them():
+    for more in ("algorithm.ppo.advantage=token_gae", "algorithm.ppo.advantage=bi_level_gae"):
+        assert options.algorithm_options(tiny_config(*PPO, *KL_IN_REWARD, more)).kl.place == "reward"
 
 
 @pytest.mark.parametrize("world", ["lookup_tiny", "fog_lake_tiny"])
