@@ -89,5 +89,9 @@ def system_class(name: str) -> type:
 def _folder() -> pathlib.Path:
     if not is_installed():
         raise UserError(f"env.name=bfcl needs {' and '.join(REQUIREMENTS)}: run `jaxagent data bfcl` once")
+    folder = pathlib.Path(str(importlib.metadata.distribution(DISTRIBUTION).locate_file("bfcl")))
     spec = importlib.util.find_spec("bfcl")
-    return pathlib.Path(next(iter(spec.submodule_search_locations)))
+    if spec is None or str(folder) not in (spec.submodule_search_locations or ()):
+        found = "nothing" if spec is None else spec.origin
+        raise UserError(f"bfcl: `import bfcl` finds {found}, not the package {DISTRIBUTION}: something shadows it")
+    return folder

@@ -1,6 +1,6 @@
 """A small tokenizer for tiny policies: byte-level BPE (arXiv 1508.07909) over the texts of the training split.
 
-Half a thousand words cover most of what users ask and what calls look like, at a seventh of the tokens that bytes take.
+Some thousand words cover most of what users ask and what calls look like, at a third of the tokens that bytes take.
 """
 
 import pathlib

@@ -103,7 +103,7 @@ class World:
 
 
 def check_magnitudes(call: calls.Call) -> None:
-    """Raises `RefusedCallError` where a number, or a text that the mathematics would read as one, would keep it busy."""
+    """Raises `RefusedCallError` where a number, or a text read as one, would keep the mathematics busy for long."""
     if functions.owners().get(call.name) != "MathAPI":
         return
     for key in functions.numbers_of(call.name) & call.arguments.keys():

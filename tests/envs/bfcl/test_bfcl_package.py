@@ -35,7 +35,7 @@ def test_pip_gets_the_running_interpreter_and_no_dependencies(monkeypatch, not_i
         return subprocess.CompletedProcess(command, 1, "", "noise\nERROR: no network")
 
     monkeypatch.setattr(subprocess, "run", run)
-    with pytest.raises(UserError, match="pip could not install .*no network"):
+    with pytest.raises(UserError, match=r"pip could not install .*no network"):
         datasets.fetch("bfcl", source=None)
     assert seen[0][0] == package.sys.executable and "--no-deps" in seen[0]
     assert seen[0][-2:] == ["nvidia-bfcl==26.3", "mpmath==1.3.0"]
