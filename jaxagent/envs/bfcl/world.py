@@ -5,6 +5,7 @@ lists and dictionaries, default arguments and number contexts, some build cyclic
 for keeping that inside one episode.
 """
 
+import array
 import contextlib
 import copy
 import decimal
@@ -21,7 +22,7 @@ from jaxagent.envs.bfcl import calls, functions, package
 STATELESS = frozenset({"MathAPI"})
 MAX_EXPONENT = 10_000
 MAX_DIGITS = 1_000  # of a precision or of decimal places
-MAX_TREE_NODES = 20_000  # of a file tree, a node that is reached on two paths counted twice
+MAX_TREE_NODES = 5_000  # of a file tree, a node that is reached on two paths counted twice
 MAX_TREE_DEPTH = 100
 _LIMITS = {
     ("power", "exponent"): MAX_EXPONENT,
@@ -102,16 +103,25 @@ class World:
 
 
 def check_magnitudes(call: calls.Call) -> None:
-    """Raises `RefusedCallError` where a number would keep the mathematics busy for long, or a text stands for one."""
+    """Raises `RefusedCallError` where a number, or a text read as one, would keep the mathematics busy for long."""
     if functions.owners().get(call.name) != "MathAPI":
         return
     for key in functions.numbers_of(call.name) & call.arguments.keys():
-        value = call.arguments[key]
-        if not isinstance(value, int | float):
+        number = _as_number(call.arguments[key])
+        if number is None:
             raise calls.RefusedCallError("not_a_number", f"{call.name}: argument {key!r} must be a number.")
-        limit = _LIMITS.get((call.name, key))
-        if limit is not None and abs(value) > limit:
+        limit = _LIMITS.get((call.name, key), calls.MAX_INTEGER)
+        if not abs(number) <= limit:
             raise calls.RefusedCallError("too_large", f"{call.name}: {key!r} must lie within {limit} of zero.")
+
+
+def _as_number(value: Any) -> int | float | None:
+    if isinstance(value, str):
+        try:
+            return float(value) if len(value) <= _LONG_TEXT else None
+        except ValueError:
+            return None
+    return value if isinstance(value, int | float) else None
 
 
 _MISSING = object()
@@ -121,8 +131,10 @@ def _load(class_name: str, scenario: Mapping[str, Any], long_context: bool) -> A
     instance = package.system_class(class_name)()
     if class_name not in STATELESS:
         instance._load_scenario(copy.deepcopy(dict(scenario)), long_context=long_context)
-    # The long scenarios put module-level records into the state; the copy makes them this instance's own.
-    return copy.deepcopy(instance)
+    # The long scenarios put module-level records into the state; the copy makes them this instance's own. Its random
+    # generator is its own already, and slow to copy.
+    generators = {id(value): value for value in vars(instance).values() if isinstance(value, random.Random)}
+    return copy.deepcopy(instance, generators)
 
 
 @functools.cache
@@ -197,7 +209,8 @@ def _canonical(value: Any) -> Any:
     if isinstance(value, dict):
         return {f"{type(key).__name__}:{key}": _canonical(item) for key, item in value.items() if key not in _NOT_STATE}
     if isinstance(value, random.Random):
-        return ["random", hashlib.blake2b(repr(value.getstate()).encode(), digest_size=8).hexdigest()]
+        version, words, gauss = value.getstate()
+        return ["random", version, hashlib.blake2b(array.array("Q", words), digest_size=8).hexdigest(), gauss]
     if hasattr(value, "parent") and hasattr(value, "contents"):
         return ["directory", _path(value), {name: _canonical(item) for name, item in value.contents.items()}]
     return [type(value).__name__, _canonical(vars(value))]
