@@ -297,6 +297,18 @@ def test_a_reference_and_a_critic_share_no_buffer_with_the_policy():
     assert np.abs(flat(jax.device_get(started.params)) - before).max() > 1e-4
 
 
+@pytest.mark.slow
+def test_a_reference_that_follows_the_policy():
+    setup = case_setup("corrected", "optimizer.micro_rows=4", "algorithm.kl.decay=0.75")
+    update, state = make_update(setup), fresh_state(setup)
+    before = flat(jax.device_get(state.reference))
+    arrays, packed = loop.make_batch(setup.config, update, groups_of_episodes())
+    state, metrics = loop.apply_update(update, state, arrays, packed)
+    after = flat(jax.device_get(state.params))
+    np.testing.assert_allclose(flat(jax.device_get(state.reference)), 0.75 * before + 0.25 * after, atol=1e-6)
+    assert np.abs(after - before).max() > 1e-3 and metrics["train/kl_reference"] > 0
+
+
 def test_a_plain_run_carries_nothing_extra():
     state = fresh_state(case_setup("gigpo", "optimizer.micro_rows=4"))
     assert state.reference is None and state.critic is None

@@ -128,6 +128,26 @@ def test_schedules():
     np.testing.assert_allclose(rates(*cosine, "optimizer.warmup_steps=2"), expected, atol=1e-6)
 
 
+def test_gradients_are_clipped_by_their_global_norm():
+    config = tiny_config("optimizer.name=sgd", "optimizer.learning_rate=1.0", "optimizer.clip_norm=0.5")
+    optimizer = states.make_optimizer(states.optimizer_settings(config.optimizer))
+    for gradient, expected in (([3.0, -4.0], [-0.3, 0.4]), ([0.3, 0.0], [-0.3, 0.0])):
+        leaves = {name: np.float32(x) for name, x in zip("ab", gradient, strict=True)}
+        update, _ = optimizer.update(leaves, optimizer.init(leaves))
+        np.testing.assert_allclose([update["a"], update["b"]], expected, rtol=1e-6)
+
+
+def test_the_critic_has_a_rate_and_a_warm_up_of_its_own():
+    more = ("algorithm.critic.learning_rate=0.5", "algorithm.critic.warmup_steps=4", "optimizer.learning_rate=0.1")
+    settings = options.algorithm_options(tiny_config(*PPO, *more, "optimizer.name=sgd")).critic.optimizer
+    optimizer = states.make_optimizer(settings)
+    opt_state, found = optimizer.init(np.float32(0)), []
+    for _ in range(6):
+        update, opt_state = optimizer.update(np.float32(0.5), opt_state)
+        found.append(-2 * float(update))
+    np.testing.assert_allclose(found, [0, 0.125, 0.25, 0.375, 0.5, 0.5])
+
+
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
