@@ -136,6 +136,9 @@ class OneTask:
     def run(self, requests):
         return [self._one(request) for request in requests]
 
+    def rest(self):
+        pass
+
     def _one(self, request):
         if isinstance(request, ResetRequest):
             self.turns[request.slot] = 0
