@@ -303,4 +303,4 @@ def best_success(task: Task, budget: int) -> float:
     return float(budget >= tasks.fewest_turns(task.data))
 
 
-ENTRY = EnvironmentEntry(NAME, make_environment, make_tasks, best_success, make_demonstrator)
+ENTRY = EnvironmentEntry(NAME, make_environment, make_tasks, best_success, make_demonstrator, BfclOptions)

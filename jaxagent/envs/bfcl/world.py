@@ -17,6 +17,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from jaxagent.envs.base import InfrastructureError
 from jaxagent.envs.bfcl import calls, functions, package
 
 STATELESS = frozenset({"MathAPI"})
@@ -39,7 +40,10 @@ class World:
     """The systems of one task, each a fresh instance. Nothing of it is shared with another world."""
 
     def __init__(self, class_names: Sequence[str], initial_config: Mapping[str, Any], *, long_context: bool) -> None:
-        """`initial_config`: class name -> the scenario that its instance loads; it is not changed."""
+        """`initial_config`: class name -> the scenario that its instance loads; it is not changed.
+
+        Raises `InfrastructureError` where one cannot be loaded.
+        """
         self._instances = {name: _load(name, initial_config.get(name, {}), long_context) for name in class_names}
         self._copied_directory = False
 
@@ -130,7 +134,10 @@ _MISSING = object()
 def _load(class_name: str, scenario: Mapping[str, Any], long_context: bool) -> Any:
     instance = package.system_class(class_name)()
     if class_name not in STATELESS:
-        instance._load_scenario(copy.deepcopy(dict(scenario)), long_context=long_context)
+        try:
+            instance._load_scenario(copy.deepcopy(dict(scenario)), long_context=long_context)
+        except Exception as error:  # a damaged entry, not the agent's doing
+            raise InfrastructureError("verifier", f"{class_name} cannot load its scenario: {error!r}") from error
     # The long scenarios put module-level records into the state; the copy makes them this instance's own. Its random
     # generator is its own already, and slow to copy.
     generators = {id(value): value for value in vars(instance).values() if isinstance(value, random.Random)}
@@ -175,6 +182,8 @@ def _differ(mine: Any, theirs: Any) -> bool:
         return bool(mine != theirs)
     except RecursionError:  # a cyclic or very deep tree is not the answer's
         return True
+    except Exception as error:
+        raise InfrastructureError("verifier", f"states cannot be compared: {error!r}") from error
 
 
 def _depth(directory: Any) -> int:
