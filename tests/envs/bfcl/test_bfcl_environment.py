@@ -135,6 +135,13 @@ def test_long_results_are_shortened_in_the_text_alone():
     assert environment.step("done").ended == "success"
 
 
+def test_the_results_of_a_reply_share_their_room():
+    environment = started(max_result_chars=1000)
+    environment.step("[echo(content='" + "y" * 20_000 + "', file_name='long.txt')]")
+    text = environment.step("[" + ", ".join(["cat(file_name='long.txt')"] * 64) + "]").observation.text
+    assert text.count("characters left out") == 64 and len(text) < 64 * 130
+
+
 # Verdicts
 
 
