@@ -1,4 +1,4 @@
-"""BFCL-v3 multi-turn of the paper (arXiv 2611.06483): Qwen3-4B serves a user over several requests by calling functions.
+"""BFCL-v3 multi-turn of the paper (arXiv 2611.06483): Qwen3-4B serves a user by calling functions, request by request.
 
 Reproduces: the BFCL-v3 bars of Pass@8 at told budgets of 25, 50, 75 and 100 % for three policies: the instruct model,
 GRPO at the full budget, BudgetMix. The paper's row at 25 %: base 3.0, GRPO-Full 2.5, BudgetMix 8.5. Its full budget is

@@ -12,12 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxagent.envs import registry
-from jaxagent.envs.base import Environment
+from jaxagent.envs.base import Environment, InfrastructureError
 from jaxagent.envs.bfcl import environment as bfcl
 from jaxagent.envs.bfcl import functions, package, tasks
 from jaxagent.envs.bfcl.calls import MAX_REPLY_CHARS, Call
 from jaxagent.envs.bfcl.expert import perfect_reply, reply_of
 from jaxagent.envs.bfcl.world import World
+from jaxagent.envs.workers import EnvironmentPool, ResetRequest, StepRequest
 from jaxagent.episodes import Task
 from jaxagent.errors import UserError
 
@@ -132,6 +133,13 @@ def test_long_results_are_shortened_in_the_text_alone():
     text = environment.step(reply_of([Call(*call) for call in gold[0]], "python")).observation.text
     assert len(text) < 250 and "characters left out" in text
     assert environment.step("done").ended == "success"
+
+
+def test_the_results_of_a_reply_share_their_room():
+    environment = started(max_result_chars=1000)
+    environment.step("[echo(content='" + "y" * 20_000 + "', file_name='long.txt')]")
+    text = environment.step("[" + ", ".join(["cat(file_name='long.txt')"] * 64) + "]").observation.text
+    assert text.count("characters left out") == 64 and len(text) < 64 * 130
 
 
 # Verdicts
@@ -548,6 +556,36 @@ def test_one_success_among_eight_is_one_success():
                 reply = perfect_reply(environment, batched=True) if number == 3 else "done"
                 ended[number] = environment.step(reply).ended
     assert ended == ["success" if number == 3 else "failure" for number in range(8)]
+
+
+def test_worker_processes_give_the_same_results():
+    chosen = [Task("bfcl", entry, data, 20) for entry, data in list(tasks.entries("base").items())[:6]]
+    with EnvironmentPool("bfcl", BINARY, num_workers=2, step_timeout=60.0) as pool:
+        apart = [pool.run([ResetRequest(slot, task, 0) for slot, task in enumerate(chosen)])]
+        for reply in ("[pwd()]", "done", "[ls(]"):
+            apart.append(pool.run([StepRequest(slot, reply) for slot in range(len(chosen))]))
+    for slot, task in enumerate(chosen):
+        environment = bfcl.make_environment(BINARY)
+        here = [environment.reset(task, 0), *(environment.step(reply) for reply in ("[pwd()]", "done", "[ls(]"))]
+        assert here == [results[slot] for results in apart]
+
+
+def test_what_the_agent_did_not_break_voids_the_episode():
+    broken = probe_task()
+    broken.data["initial_config"] = {"GorillaFileSystem": {"root": {"home": "not a directory"}}}
+    with pytest.raises(InfrastructureError) as caught:
+        started(broken)
+    assert caught.value.kind == "verifier"
+
+    class Incomparable:
+        def __ne__(self, other):
+            raise ValueError("no")
+
+    environment = started()
+    environment._world._instances["TradingBot"].watch_list = Incomparable()
+    with pytest.raises(InfrastructureError) as caught:
+        environment.step("[get_current_time()]")
+    assert caught.value.kind == "verifier"
 
 
 # Step signal and anchor
