@@ -56,7 +56,9 @@ def load_tokenizer(name_or_path: str | pathlib.Path) -> "PreTrainedTokenizerFast
 
     folder = _PACKAGED.get(str(name_or_path)) or pathlib.Path(name_or_path)
     if not folder.is_dir():
-        raise UserError(f"model.tokenizer: {name_or_path} is neither {TINY!r} nor {TINY_SQL!r} nor a folder with a tokenizer")
+        raise UserError(
+            f"model.tokenizer: {name_or_path} is neither {TINY!r} nor {TINY_SQL!r} nor a folder with a tokenizer"
+        )
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, ImportError) as error:
@@ -87,8 +89,8 @@ def _budget_words() -> list[str]:
 def build_tiny_tokenizer(path: str | pathlib.Path, vocabulary: tuple[str, ...] | None = None) -> None:
     """Writes a tiny tokenizer to the folder `path` in the layout of `save_pretrained`.
 
-    Ids: the vocabulary (default: `compact_vocabulary()`), common English words up to a multiple of `VOCAB_MULTIPLE`, the 256 bytes, the special
-    tokens. The special tokens are not in the unigram model, so no text can be read as one.
+    Ids: the vocabulary (default: `compact_vocabulary()`), common English words up to a multiple of `VOCAB_MULTIPLE`,
+    the 256 bytes, the special tokens. The special tokens are not in the unigram model, so no text can be read as one.
     """
     from transformers import PreTrainedTokenizerFast
 
