@@ -16,7 +16,7 @@ def action_text(reply: str) -> str | None:
     is. Surrounding white space, quotes and full stops do not count. Text that is not ASCII is no action: look-alike
     letters must not pass for words.
     """
-    text = _last_block(_without_thoughts(reply)).strip(" \t\r\n\f\v.!\"'`*")
+    text = _last_block(without_thoughts(reply)).strip(" \t\r\n\f\v.!\"'`*")
     if not text or len(text) > MAX_ACTION_CHARS or not text.isascii():
         return None
     return text.lower()
@@ -29,7 +29,7 @@ def last_program(reply: str) -> str | None:
     is ignored. None where there is no such block or it is empty.
     """
     found, opened, lines = None, None, []
-    for line in _without_thoughts(reply).split("\n"):
+    for line in without_thoughts(reply).split("\n"):
         stripped = line.strip()
         if opened is None:
             if stripped.startswith("```") and "`" not in stripped[3:]:
@@ -43,13 +43,19 @@ def last_program(reply: str) -> str | None:
     return found
 
 
+def block_text(reply: str) -> str:
+    """The text of the last complete answer or triple-backtick block of `reply`, less its thoughts; else all that is
+    left. Nothing else is changed: for actions that are code."""
+    return _last_block(without_thoughts(reply)).strip()
+
+
 def shown(text: str | None) -> str:
     """What an observation may repeat of a bad action: one short line of plain characters (no NUL, surrogate or tag)."""
     cleaned = _SHOWN_CHARS.sub("", (text or "")[: 4 * MAX_SHOWN_CHARS])
     return cleaned if len(cleaned) <= MAX_SHOWN_CHARS else cleaned[:MAX_SHOWN_CHARS] + "..."
 
 
-def _without_thoughts(text: str) -> str:
+def without_thoughts(text: str) -> str:
     """`text` less its thoughts; an unopened `</think>` makes all before it one, an unclosed `<think>` all after it."""
     kept: list[str] = []
     position, thinking = 0, False

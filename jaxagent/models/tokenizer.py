@@ -7,6 +7,7 @@ the words. The same text can be spelled in bytes too: ids are not a function of 
 `python -m jaxagent.models.tokenizer` writes the packaged files anew.
 """
 
+import json
 import os
 import pathlib
 from typing import TYPE_CHECKING
@@ -16,13 +17,17 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from jaxagent.budgets import budget_line
 from jaxagent.envs import frozen_lake, lookup
+from jaxagent.envs.intercode_sql import environment as intercode_sql
 from jaxagent.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 TINY = "tiny"
+TINY_SQL = "tiny_sql"  # the same for databases: SQL, the names of generated schemas, the words of their questions
 TINY_FOLDER = pathlib.Path(__file__).parent / "tiny_tokenizer"
+TINY_SQL_FOLDER = pathlib.Path(__file__).parent / "tiny_sql_tokenizer"
+_PACKAGED = {TINY: TINY_FOLDER, TINY_SQL: TINY_SQL_FOLDER}
 SPECIAL_TOKENS = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>"}
 LARGEST_BUDGET_WORD = 64
 VOCAB_MULTIPLE = 64  # matrices with a vocabulary axis divide over devices and vector registers
@@ -50,9 +55,12 @@ def load_tokenizer(name_or_path: str | pathlib.Path) -> "PreTrainedTokenizerFast
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from transformers import AutoTokenizer
 
-    folder = TINY_FOLDER if str(name_or_path) == TINY else pathlib.Path(name_or_path)
+    folder = _PACKAGED.get(str(name_or_path)) or pathlib.Path(name_or_path)
     if not folder.is_dir():
-        raise UserError(f"model.tokenizer: {name_or_path} is neither {TINY!r} nor a folder with a tokenizer")
+        raise UserError(
+            f"model.tokenizer: {name_or_path} is neither {TINY!r} nor {TINY_SQL!r} nor a folder with a tokenizer"
+        )
+    _check_files(folder)
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, ImportError) as error:
@@ -62,25 +70,46 @@ def load_tokenizer(name_or_path: str | pathlib.Path) -> "PreTrainedTokenizerFast
     return tokenizer
 
 
+def _check_files(folder: pathlib.Path) -> None:
+    """Raises `UserError` where `tokenizer_config.json` sends transformers to a file outside the folder."""
+    path = folder / "tokenizer_config.json"
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"model.tokenizer: {path} cannot be read: {str(error).splitlines()[0]}") from None
+    for name, value in stored.items() if isinstance(stored, dict) else ():
+        if name.endswith("_file") and isinstance(value, str) and pathlib.PurePath(value).name != value:
+            raise UserError(f"model.tokenizer: {path}: {name}={value!r} lies outside the folder")
+
+
 def compact_vocabulary() -> tuple[str, ...]:
     """Every text that must be one token: the words and replies of the compact renderings, and the budget words."""
     replies = [f" {reply}\n" for env in (frozen_lake, lookup) for reply in env.compact_replies()]
     words = [word for env in (frozen_lake, lookup) for word in env.compact_words()]
+    return tuple(dict.fromkeys([*replies, *words, *_budget_words()]))
+
+
+def compact_sql_vocabulary() -> tuple[str, ...]:
+    """The same for generated databases: a query is a handful of tokens, and a name of the schema is one."""
+    replies = [f" {reply}\n" for reply in intercode_sql.compact_replies()]
+    return tuple(dict.fromkeys([*replies, *intercode_sql.compact_words(), " DESCRIBE", *_budget_words()]))
+
+
+def _budget_words() -> list[str]:
     numbers = range(1, LARGEST_BUDGET_WORD + 1)
-    budgets = [budget_line(n, 1, announce=kind, wording="words") for kind in ("total", "remaining") for n in numbers]
-    return tuple(dict.fromkeys([*replies, *words, *budgets]))
+    return [budget_line(n, 1, announce=kind, wording="words") for kind in ("total", "remaining") for n in numbers]
 
 
-def build_tiny_tokenizer(path: str | pathlib.Path) -> None:
-    """Writes the tiny tokenizer to the folder `path` in the layout of `save_pretrained`.
+def build_tiny_tokenizer(path: str | pathlib.Path, vocabulary: tuple[str, ...] | None = None) -> None:
+    """Writes a tiny tokenizer to the folder `path` in the layout of `save_pretrained`.
 
-    Ids: the compact vocabulary, common English words up to a multiple of `VOCAB_MULTIPLE`, the 256 bytes, the special
-    tokens. The special tokens are not in the unigram model, so no text can be read as one.
+    Ids: the vocabulary (default: `compact_vocabulary()`), common English words up to a multiple of `VOCAB_MULTIPLE`,
+    the 256 bytes, the special tokens. The special tokens are not in the unigram model, so no text can be read as one.
     """
     from transformers import PreTrainedTokenizerFast
 
     byte_symbols = sorted(pre_tokenizers.ByteLevel.alphabet())
-    words = list(compact_vocabulary())
+    words = list(compact_vocabulary() if vocabulary is None else vocabulary)
     spare = -(len(words) + len(byte_symbols) + len(SPECIAL_TOKENS)) % VOCAB_MULTIPLE
     extra = [word for word in dict.fromkeys(f" {common}" for common in _COMMON_WORDS) if word not in words]
     if len(extra) < spare:
@@ -107,3 +136,4 @@ def _in_byte_symbols(text: str) -> str:
 
 if __name__ == "__main__":
     build_tiny_tokenizer(TINY_FOLDER)
+    build_tiny_tokenizer(TINY_SQL_FOLDER, compact_sql_vocabulary())
