@@ -172,6 +172,25 @@ def _define_data(flag_values: flags.FlagValues) -> None:
     flags.DEFINE_string("source", None, what, flag_values=flag_values)
 
 
+def _define_import(flag_values: flags.FlagValues) -> None:
+    what = "the name that model.pretrained takes; by default that of what is imported"
+    flags.DEFINE_string("name", None, what, flag_values=flag_values)
+
+
+def _define_export(flag_values: flags.FlagValues) -> None:
+    _define_workdir(flag_values, "the folder of the run whose policy is exported: its best checkpoint, else its newest")
+    what = "hf: a Hugging Face checkpoint, LoRA merged; peft: the LoRA adapters alone"
+    flags.DEFINE_string("to", "hf", what, flag_values=flag_values)
+    what = "of the exported weights: float32, bfloat16 or float16"
+    flags.DEFINE_string("dtype", "float32", what, flag_values=flag_values)
+
+
+def _define_envs(flag_values: flags.FlagValues) -> None:
+    flags.DEFINE_integer("tasks", 100, "held-out tasks that phi is taken over", lower_bound=1, flag_values=flag_values)
+    what = "OPTION=VALUE for the environment that is named"
+    flags.DEFINE_multi_string("set", [], what, flag_values=flag_values)
+
+
 def _define_reproduce(flag_values: flags.FlagValues) -> None:
     flags.DEFINE_list("worlds", ["lookup_tiny"], "experiments, separated by commas", flag_values=flag_values)
     arms = ["base", "grpo_full", "budgetmix"]
@@ -216,10 +235,15 @@ def _evaluate(arguments: Arguments) -> None:
         raise UserError(f"--name={name}: must be a plain name, it becomes a folder inside the run's eval/")
     from jaxagent.evaluation import evaluate
 
-    result = evaluate.run(arguments.config, workdir, run_folder=workdir, name=name)
+    try:
+        result = evaluate.run(arguments.config, workdir, run_folder=workdir, name=name)
+    except KeyboardInterrupt:
+        print("jaxagent: interrupted; the same command goes on from the rollouts that were finished", file=sys.stderr)
+        raise SystemExit(EXIT_INTERRUPTED) from None
     policy = pathlib.Path(workdir).resolve().name
     print(summary_table({**result, "policies": {policy: result["budgets"]}}))
-    print(f"\nwritten to {pathlib.Path(workdir, 'eval', name)}")
+    print(f"\npanel {result['panel_hash']} of {result['num_tasks']} tasks")
+    print(f"written to {pathlib.Path(workdir, 'eval', name)}")
 
 
 def _report(arguments: Arguments) -> None:
@@ -237,6 +261,40 @@ def _data(arguments: Arguments) -> None:
     if len(arguments.words) != 1:
         raise UserError(f"data: name one data set: {', '.join(datasets.names())}")
     print(datasets.fetch(arguments.words[0], source=arguments.flag_values.source))
+
+
+def _import(arguments: Arguments) -> None:
+    from jaxagent import exchange
+
+    folder = exchange.import_model(arguments.words, arguments.flag_values.name)
+    print(f"{folder}\nuse it with --config.model.pretrained={folder.name}")
+
+
+def _export(arguments: Arguments) -> None:
+    from jaxagent import exchange
+
+    parsed = arguments.flag_values
+    if not parsed.workdir or len(arguments.words) != 1:
+        raise UserError("export: name a run and a new folder: jaxagent export --workdir=RUN --to=hf FOLDER")
+    exchange.export_run(parsed.workdir, arguments.words[0], kind=parsed.to, dtype=parsed.dtype)
+    print(arguments.words[0])
+
+
+def _envs(arguments: Arguments) -> None:
+    from jaxagent.envs import describe, registry
+
+    parsed = arguments.flag_values
+    if parsed.set and len(arguments.words) != 1:
+        raise UserError("envs: --set goes with the name of one environment")
+    options = apply_overrides(default_config(), [f"env.options.{setting}" for setting in parsed.set]).env.options
+    for name in arguments.words:
+        print(describe.describe(name, options.to_dict(), parsed.tasks), end="\n\n")
+    for name in () if arguments.words else registry.names():
+        try:
+            text = describe.describe(name, {}, parsed.tasks)
+        except UserError as error:  # an installed package that is broken: the others are still of interest
+            text = f"{name}\n  {error}"
+        print(text, end="\n\n")
 
 
 def _reproduce(arguments: Arguments) -> None:
@@ -305,6 +363,27 @@ COMMANDS = {
         define_flags=_define_data,
         takes_config=False,
         run=_data,
+    ),
+    "import": Command(
+        summary="bring a language model in: SmolLM2, a Hugging Face checkpoint, a GGUF file",
+        usage="smollm2 | hf PATH_OR_NAME | gguf FILE [--name=NAME]",
+        define_flags=_define_import,
+        takes_config=False,
+        run=_import,
+    ),
+    "export": Command(
+        summary="write a run's policy as a Hugging Face checkpoint or as LoRA adapters",
+        usage="--workdir=RUN [--to=hf|peft] [--dtype=DTYPE] FOLDER",
+        define_flags=_define_export,
+        takes_config=False,
+        run=_export,
+    ),
+    "envs": Command(
+        summary="the environments, their options, and what could be solved within each budget",
+        usage="[NAME ...] [--set OPTION=VALUE ...] [--tasks=N]",
+        define_flags=_define_envs,
+        takes_config=False,
+        run=_envs,
     ),
     "report": Command(
         summary="figures and a table of finished runs",

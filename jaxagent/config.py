@@ -36,7 +36,8 @@ def _env() -> ConfigDict:
     env.step_reward_scale = 0.1  # factor of step rewards
     env.train_tasks = 1 << 20  # length of the training source; generated tasks are made on demand
     env.workers = 0  # environment processes; 0 steps them inside this process
-    env.step_timeout = 30.0  # seconds a worker may take for one step before it counts as dead
+    env.step_timeout = 30.0  # seconds a worker may take for one reset or step before it is killed and replaced
+    env.worker_memory_gb = 0.0  # 10^9 bytes that a worker may allocate; replaced in between past half; 0: no limit
     env.retries = 2  # times an episode that the infrastructure voided is tried again
     return env
 
@@ -56,8 +57,9 @@ def _budget() -> ConfigDict:
 def _model() -> ConfigDict:
     model = ConfigDict()
     model.tokenizer = "tiny"  # `tiny` is the one inside the package; or a folder that transformers can load
-    model.pretrained = ""  # a language model that gives shape, weights, tokenizer and chat template; empty: as below
+    model.pretrained = ""  # checkpoint folder, imported model or hub name: shape, weights, tokenizer; empty: random
     model.init_from = ""  # a run folder whose best (else last) checkpoint gives the initial weights; empty: random
+    model.lora = _lora()
     model.width = 64  # residual stream
     model.num_layers = 2
     model.num_heads = 4
@@ -69,8 +71,21 @@ def _model() -> ConfigDict:
     model.tie_embeddings = True
     model.embedding_std = 0.3  # tiny models cannot read single tokens from much smaller embeddings
     model.compute_dtype = "float32"  # float32 | bfloat16; master weights, norms and log-probs stay float32
-    model.remat = "none"  # none | full: recompute blocks in the backward pass
+    model.remat = "none"  # none | dots | full: what the backward pass recomputes of a block (all but weight products)
+    model.attention = "auto"  # auto (by platform) | blocks | xla | cudnn
+    model.qkv_bias = False  # biases on query, key and value (Qwen2)
+    model.qk_norm = False  # a norm on every query and key head (Qwen3)
+    model.sliding_window = 0  # tokens that a layer looks back, itself included; 0: all
+    model.full_attention_layers = 0  # first layers that look at all tokens in spite of the window
     return model
+
+
+def _lora() -> ConfigDict:
+    lora = ConfigDict()
+    lora.rank = 0  # of low-rank adapters, which alone are trained; 0: all weights are
+    lora.alpha = 32.0  # their product is multiplied by alpha / rank
+    lora.targets = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    return lora
 
 
 def _rollout() -> ConfigDict:
@@ -78,12 +93,28 @@ def _rollout() -> ConfigDict:
     rollout.slots = 64  # rows of the sampler's batch and of its KV cache
     rollout.max_context = 256  # tokens an episode may hold; rows of the KV cache
     rollout.max_turns = 32  # width of the turn arrays: the largest full budget of any task
-    rollout.max_turn_tokens = 8  # cap of one reply; reaching it ends the episode (`turn_tokens`)
+    rollout.max_turn_tokens = 8  # cap of one reply
+    rollout.on_turn_cap = "end"  # end (the episode ends there, reward 0) | close (the reply is closed and played)
     rollout.extend_buckets = (8, 32)  # widths of the compiled extend steps; longer observations are appended in pieces
     rollout.decode_chunk = 16  # decode steps on the device before the host looks
     rollout.ready_slots = 0  # the device returns when so many rows have stopped; 0: an eighth of the slots
     rollout.temperature = 1.0
+    rollout.top_p = 1.0  # evaluation alone: below 1 only the likeliest tokens that reach this mass are drawn
+    rollout.chat = _chat()
     return rollout
+
+
+def _chat() -> ConfigDict:
+    """For tokenizers with a chat template; others speak in lines."""
+    chat = ConfigDict()
+    chat.system = ""  # system prompt; empty: the template's own default
+    chat.reasoning = "auto"  # auto (the template's default) | on | off
+    chat.stop = ()  # texts of further tokens that end a reply
+    chat.observations = "user"  # user | tool: the role in which observations after the first are told
+    chat.tool_calls = "none"  # none | json | python: the format of calls that the system prompt asks for
+    chat.variables = ConfigDict()  # further variables of the template, such as date_string
+    chat.variables.unlock()
+    return chat
 
 
 def _sft() -> ConfigDict:
@@ -208,6 +239,7 @@ def _eval() -> ConfigDict:
     evaluation.percents = (25, 50, 75, 100)  # told budgets
     evaluation.panel_seed = 1  # makes the panel and the held-out tasks: the same for every training seed
     evaluation.panel_tasks = 100  # tasks of the panel, for `jaxagent evaluate`
+    evaluation.panel = ""  # panel file (`panel.json` of an evaluation): its tasks and no others; empty: the first ones
     evaluation.panel_samples = 16  # n: episodes a panel task and told budget
     evaluation.k = 8  # K of Pass@(K,T)
     evaluation.analysis = False  # also step quality, recovery and what the rest of this section costs in rollouts

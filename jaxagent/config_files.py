@@ -22,6 +22,7 @@ from jaxagent.config import default_config
 from jaxagent.errors import UserError
 
 PACKAGE = pathlib.Path(__file__).resolve().parent
+_OPEN_SECTIONS = (("env", "options"), ("rollout", "chat", "variables"))  # whoever reads them checks their fields
 _OVERRIDE = re.compile(r"^--?(?P<no>no)?config\.(?P<field>[^=]*)(?P<equals>=)?", re.DOTALL)
 
 
@@ -60,7 +61,8 @@ def find_config(name: str) -> pathlib.Path:
 
 
 def load_config(spec: str) -> ConfigDict:
-    """The configuration that `NAME_OR_PATH[:variant]` names, locked except `env.options`: the environment checks those.
+    """The configuration that `NAME_OR_PATH[:variant]` names, locked except `env.options` and
+    `rollout.chat.variables`: the environment and the chat template check those.
 
     Raises `UserError` for a file that is missing, does not load, has no `get_config`, raises, knows no such variant, or
     returns something else than a configuration.
@@ -118,8 +120,12 @@ def define_override_flags(flag_values: flags.FlagValues, config: ConfigDict, arg
 
 def _locked(config: ConfigDict) -> ConfigDict:
     config.lock()
-    if "env" in config and isinstance(config.env.get("options"), ConfigDict):
-        config.env.options.unlock()
+    for names in _OPEN_SECTIONS:
+        section = config
+        for name in names:
+            section = section.get(name) if isinstance(section, ConfigDict) else None
+        if isinstance(section, ConfigDict):
+            section.unlock()
     return config
 
 
@@ -203,10 +209,14 @@ def _overridden_fields(arguments: Sequence[str]) -> Iterator[tuple[str, str | No
 
 def _section_of(config: ConfigDict, field: str) -> tuple[ConfigDict, str]:
     """The section that holds a dotted field, and the field's name there. Raises `UserError` for a field that does not
-    exist, unless its section is unlocked, and for a section where a field is meant."""
+    exist, unless its section is unlocked, and for a section where a field is meant. Sections inside an unlocked one are
+    made where they are missing."""
     section = config
     *parents, last = field.split(".")
     for parent in parents:
+        unlocked = isinstance(section, ConfigDict) and not section.is_locked
+        if unlocked and parent not in section and parent.isidentifier():
+            section[parent] = ConfigDict()
         section = section.get(parent) if isinstance(section, ConfigDict) else None
     if not isinstance(section, ConfigDict) or (last not in section and section.is_locked) or not last.isidentifier():
         names = [name for name, _ in config_fields(config)]

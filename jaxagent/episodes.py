@@ -56,7 +56,9 @@ class Turn:
     `observation_ids` are the tokens that were appended before the reply (the budget line among them), `sampled_ids` the
     tokens that the sampler drew, `logprobs` their log-probs under the distribution that drew them; all three are None
     for served policies. `remaining` is what the engine counted, whether or not it was told. `truncated`: the reply
-    hit its token cap.
+    hit its token cap; where the episode went on, the ids that closed it open the next turn's observation. `good` and
+    `progress` are the environment's own verdict on the step, where it has no exact oracle (`envs.base.StepResult`);
+    None: unknown.
     """
 
     index: int
@@ -72,6 +74,8 @@ class Turn:
     anchor: str | None
     remaining: int
     truncated: bool = False
+    good: bool | None = None
+    progress: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,6 +108,10 @@ class Episode:
     def is_void(self) -> bool:
         """Ended by the infrastructure, not by the agent."""
         return self.end_reason == "infrastructure"
+
+    def was_stepped(self, turn: Turn) -> bool:
+        """Whether the environment saw a turn's reply: all but one that ended the episode at its token cap."""
+        return not (self.end_reason == "turn_tokens" and turn.index == len(self.turns))
 
     def token_ids(self) -> list[int]:
         """The whole transcript as ids, in order: observation 1, reply 1, observation 2, ..."""
@@ -139,6 +147,17 @@ def finished_episode(
         end_reason=end_reason,
         detail=detail,
     )
+
+
+def signal_fault(good: object, progress: object) -> str | None:
+    """What is wrong with a step's `good` and `progress`; None where they are what `Turn` says."""
+    if good is not None and not isinstance(good, bool):
+        return f"good is {good!r}; it must be true, false or left out"
+    if progress is None:
+        return None
+    if isinstance(progress, bool) or not isinstance(progress, int | float) or not 0.0 <= progress <= 1.0:
+        return f"progress is {progress!r}; it must be a number in [0, 1] or left out"
+    return None
 
 
 def episode_to_json(episode: Episode) -> str:
@@ -225,3 +244,6 @@ def _check_episode(episode: Episode) -> None:
         raise UserError(f"success_turn {episode.success_turn} lies outside 1..{episode.enforced_budget}")
     if len(episode.turns) > episode.enforced_budget:
         raise UserError(f"{len(episode.turns)} turns exceed the enforced budget {episode.enforced_budget}")
+    for turn in episode.turns:
+        if fault := signal_fault(turn.good, turn.progress):
+            raise UserError(f"turn {turn.index}: {fault}")

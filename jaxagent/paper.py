@@ -6,7 +6,7 @@ algorithms; no summary of it gives learning rates or batch sizes. Those here are
 
 from ml_collections import ConfigDict
 
-from jaxagent.config import default_config
+from jaxagent.config import apply_variant, default_config
 
 # Shrinks any of the four to two updates of a tiny decoder on a CPU: everything runs, nothing is learnt.
 RUNLOCAL = {
@@ -58,9 +58,16 @@ def paper_config(env_name: str) -> ConfigDict:
     config.optimizer.warmup_steps = 10
     config.optimizer.micro_rows = 8
     config.optimizer.logprob_chunk = 2048
-    config.algorithm.critic.learning_rate = 1e-5
     config.eval.every = 50
     config.eval.k = 8
     config.eval.panel_samples = 16
     config.checkpoint.every = 25
+    return config
+
+
+def apply_paper_variant(config: ConfigDict, variant: str, runlocal: dict[str, object]) -> ConfigDict:
+    """`jaxagent.config.apply_variant`, with a critic that learns ten times as fast as the policy where there is one."""
+    config = apply_variant(config, variant, runlocal)
+    if config.algorithm.critic.kind != "none":
+        config.algorithm.critic.learning_rate = 1e-5
     return config

@@ -97,7 +97,7 @@ def _compare(world: str, arms: Sequence[str], seed: int, folder: pathlib.Path, o
         result_file = folder / arm / "eval" / EVALUATION / "summary.json"
         if not result_file.exists():
             engine = setup.make_engine()
-            result = evaluate.evaluate_run(setup, engine, folder / arm)
+            result = evaluate.evaluate_run(setup, engine, folder / arm, result_file.parent)
             engine.close()
             evaluate.write_result(setup, result, result_file.parent)
         results[arm] = _read_result(result_file)

@@ -42,17 +42,18 @@ def calls(monkeypatch):
     def stub(name):
         def run(*arguments, **options):
             record.made.append((name, arguments, options))
+            if record.failure is not None:
+                raise record.failure
             if name == "jaxagent.evaluation.evaluate":
                 return {
                     "world": "toy",
                     "k": 4,
                     "n": 8,
                     "num_tasks": 3,
+                    "panel_hash": "0f1e",
                     "seed": 0,
                     "budgets": {"25": {"pass_at_k": 0.5}},
                 }
-            if record.failure is not None:
-                raise record.failure
             return None
 
         module = types.ModuleType(name)
@@ -117,7 +118,8 @@ def test_the_log_writes_into_the_run_folder(here, calls, monkeypatch):
 def test_evaluate_report_and_reproduce_are_called(here, calls, capsys):
     (here / "run").mkdir()
     assert cli.main(["evaluate", "--config=toy", "--workdir=run", "--name=mine"]) == 0
-    assert "run     Pass@4 [95 %]  50.0" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "run     Pass@4 [95 %]  50.0" in shown and "panel 0f1e of 3 tasks" in shown
     assert cli.main(["report", "run", "--output=out", "other"]) == 0
     assert cli.main(["reproduce", "--worlds=a,b", "--seeds=0,2", "--workdir=all", "--set", "seed=4"]) == 0
     (_, evaluate, evaluate_options), (_, report, _), (_, reproduce, options) = calls.made
@@ -202,6 +204,13 @@ def test_interrupted(here, calls, capsys, failure, status):
     calls.failure = failure
     assert cli.main(["train", "--config=toy", "--workdir=run"]) == status
     assert "Traceback" not in capsys.readouterr().err
+
+
+def test_an_interrupted_evaluation_says_how_to_go_on(here, calls, capsys):
+    (here / "run").mkdir()
+    calls.failure = KeyboardInterrupt()
+    assert cli.main(["evaluate", "--config=toy", "--workdir=run"]) == 130
+    assert "the same command goes on" in capsys.readouterr().err
 
 
 def test_version_and_overview(capsys):

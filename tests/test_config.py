@@ -179,6 +179,17 @@ def test_a_wrong_override_is_named(override, said):
     assert said in message_of(apply_overrides, default_config(), [override])
 
 
+def test_environment_options_may_hold_sections(tmp_path):
+    config = apply_overrides(default_config(), ["env.options.limits.seconds=2.5", "env.options.limits.name=slow"])
+    assert config.env.options.to_dict() == {"limits": {"seconds": 2.5, "name": "slow"}}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config.to_dict()))
+    assert load_config(str(path)).env.options.to_dict() == config.env.options.to_dict()
+    assert "no field 'env.option.x.y'" in message_of(apply_overrides, default_config(), ["env.option.x.y=1"])
+    config.env.options.size = 4
+    assert "no field 'env.options.size.x'" in message_of(apply_overrides, config, ["env.options.size.x=1"])
+
+
 def test_a_resolved_config_is_read_back(tmp_path):
     config = apply_overrides(default_config(), ["seed=5", "budget.stages=((0,25),(9,50))", "env.options.size=4"])
     path = tmp_path / "config.json"

@@ -19,7 +19,7 @@ ROWS = (
     ("jaxagent.rollout",),
     ("jaxagent.training", "jaxagent.evaluation"),
     ("jaxagent.reporting",),
-    ("jaxagent.reproduce",),
+    ("jaxagent.reproduce", "jaxagent.exchange"),
     ("jaxagent.cli",),
 )
 RANKS = {unit: rank for rank, row in enumerate(ROWS) for unit in row}

@@ -15,17 +15,20 @@ README = (ROOT / "README.md").read_text()
 
 
 def test_the_environment_of_the_readme_trains(tmp_path):
-    environment, experiment = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    (tmp_path / "guess.py").write_text(environment)
-    (tmp_path / "guess_config.py").write_text(experiment)
+    (example,) = [block for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "class Guess" in block]
+    assert sum(bool(line.strip()) for line in example.splitlines()) <= 40
+    (tmp_path / "guess.py").write_text(example)
     python = [sys.executable, "-m", "jaxagent.cli"]
-    settings = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}", "XLA_FLAGS": ""}
+    settings = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}", "XLA_FLAGS": "--xla_backend_optimization_level=1"}
     for words in (
-        ["sft", "--config=guess_config.py:runlocal", "--workdir=base"],
-        ["train", "--config=guess_config.py:budgetmix,runlocal", "--config.model.init_from=base", "--workdir=arm"],
+        ["envs", "guess:ENTRY"],
+        ["sft", "--config=guess.py:runlocal", "--workdir=base"],
+        ["train", "--config=guess.py:budgetmix,runlocal", "--config.model.init_from=base", "--workdir=arm"],
     ):
         done = subprocess.run([*python, *words], cwd=tmp_path, env=settings, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
+        if words[0] == "envs":
+            assert "25 %: 1.00" in done.stdout and "full budget: 6 turns" in done.stdout
     assert (tmp_path / "arm" / "metrics.jsonl").read_text().count("\n") == 2
 
 

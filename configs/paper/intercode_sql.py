@@ -20,8 +20,7 @@ Variants: base, grpo_full, grpo_full_noline, budgetmix, budgetmix_noline, gigpo,
 dr_grpo, rloo; runlocal.
 """
 
-from jaxagent.config import apply_variant
-from jaxagent.paper import RUNLOCAL, paper_config
+from jaxagent.paper import RUNLOCAL, apply_paper_variant, paper_config
 
 _RUNLOCAL = RUNLOCAL | {
     "env.options.source": "generated",
@@ -52,4 +51,4 @@ def get_config(variant: str = ""):
     config.rollout.max_context = 10_240  # rules and question, then 10 turns of up to 450 tokens shown and 512 replied
     config.optimizer.row_tokens = 10_240
     config.eval.panel_tasks = 150
-    return apply_variant(config, variant, _RUNLOCAL)
+    return apply_paper_variant(config, variant, _RUNLOCAL)

@@ -37,10 +37,8 @@ def grpo_advantages(
     """
     _check_floor(normalize_std, std_floor)
     owner = _group_owners(rewards, group_ids, valid)
-    advantages = segments.centre(rewards.astype(jnp.float32), owner, valid)
-    if normalize_std:
-        advantages = segments.divide_by_std(advantages, owner, valid, floor=std_floor)
-    return jax.lax.stop_gradient(advantages)
+    divisor = {"divide_by_std": normalize_std, "floor": std_floor}
+    return jax.lax.stop_gradient(segments.centre(rewards.astype(jnp.float32), owner, valid, **divisor))
 
 
 def rloo_advantages(rewards: Array, group_ids: Array, valid: Array) -> Array:
@@ -121,15 +119,12 @@ def gigpo_advantages(
     turns = jnp.sum(mask, axis=1, dtype=jnp.int32) if episode_stats == "rows" else None
     counted = valid if turns is None else valid & (turns > 0)
     owner = _group_owners(rewards[:, 0], group_ids, counted)
-    episode_part = segments.centre(jnp.sum(rewards, axis=1), owner, counted, turns)
-    if normalize_std:
-        episode_part = segments.divide_by_std(episode_part, owner, counted, turns, floor=std_floor)
+    divisor = {"divide_by_std": normalize_std, "floor": std_floor}
+    episode_part = segments.centre(jnp.sum(rewards, axis=1), owner, counted, turns, **divisor)
 
     step_owner = segments.nested_representatives(owner, anchor_ids, mask)
     flat_mask = mask.reshape(-1)
-    step_part = segments.centre(_discounted_returns(rewards, gamma).reshape(-1), step_owner, flat_mask)
-    if normalize_std:
-        step_part = segments.divide_by_std(step_part, step_owner, flat_mask, floor=std_floor)
+    step_part = segments.centre(_discounted_returns(rewards, gamma).reshape(-1), step_owner, flat_mask, **divisor)
     if require_distinct_trajectories:
         # A representative is the first row of its segment: the segment is one episode's if the last row is too.
         episode = jnp.arange(num * width, dtype=jnp.int32) // width
@@ -239,18 +234,19 @@ def bi_level_gae(
 
     Turns: delta_k = r_k + turn_gamma V_{k+1} - V_k,  A_k = delta_k + turn_gamma turn_lam A_{k+1}, and the turn's target
     is rho_k = A_k + V_k, with r_k the sum of the rewards on the turn's policy tokens.
-    Tokens of turn k: the last one has advantage rho_k - V; before it delta = gamma V_next - V and
-    A = delta + gamma lam A_next.
+    Tokens of turn k: the last one is paid what rho_k leaves after the rewards of the tokens before it, and nothing
+    follows it; before it delta = r + gamma V_next - V and A = delta + gamma lam A_next. With every gamma and lam 1 this
+    is `token_gae`.
 
     Args:
       rewards, values, mask, segment_ids, turn_index: as in `turn_gae`.
       gamma, lam, turn_gamma, turn_lam: static, in [0, 1], per token and per turn.
       bootstrap: static; "turn_start" takes V_k at the turn's first policy token (the state before acting), "turn_end"
-        at its last (RAGEN's form: after the action was written).
+        at its last (RAGEN's form: after the action was written; a KL penalty must not be in `rewards` then, since that
+        value already knows what the turn's tokens cost).
 
     Returns:
       (advantages, returns = advantages + values), float32 [B, S], 0 outside the mask. No gradient flows through them.
-      A KL penalty must not be in `rewards`: it would enter the turn's target as if the environment had paid it.
 
     Raises:
       ValueError: an option out of range.
@@ -266,12 +262,14 @@ def bi_level_gae(
     # Turns, held at their first token: rewards, values and the recurrence over the turns behind.
     turn_values = values if bootstrap == "turn_start" else _at(values, _next_of(last, segment_ids, inclusive=True))
     following = _next_of(first, segment_ids)
-    deltas = _recurrence(rewards, 1.0, mask, inside) + turn_gamma * _at(turn_values, following) - turn_values
+    still_paid = _recurrence(rewards, 1.0, mask, inside)  # from the token to the end of its turn
+    deltas = still_paid + turn_gamma * _at(turn_values, following) - turn_values
     turn_advantages = _recurrence(deltas, turn_gamma * turn_lam, first, following)
     targets = _at(turn_advantages + turn_values, _latest_of(first))
 
-    # Tokens: the turn's target is the reward of its last token, behind which nothing follows.
-    deltas = jnp.where(last, targets, gamma * _at(values, inside)) - values
+    # Tokens: the last one gets the target less what the turn's other tokens were paid; behind it nothing follows.
+    paid_before = _at(still_paid, _latest_of(first)) - rewards
+    deltas = jnp.where(last, targets - paid_before, rewards + gamma * _at(values, inside)) - values
     return _finished(_recurrence(deltas, gamma * lam, mask, inside), values, mask)
 
 
@@ -383,6 +381,7 @@ def _check_unit_interval(**options: float) -> None:
 
 GROUP_ADVANTAGES = {
     "grpo": grpo_advantages,
+    "dr_grpo": grpo_advantages,  # its other half is the aggregation dr_grpo
     "rloo": rloo_advantages,
     "reinforce_plus_plus": reinforce_plus_plus_advantages,
     "gigpo": gigpo_advantages,

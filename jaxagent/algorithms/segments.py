@@ -14,6 +14,7 @@ Array = jax.Array
 
 TOLERANCE = 1e-6  # values of a segment whose range is below this, relative to max(1, |largest|), count as equal
 MIN_DIVISOR = 1e-6  # added to every standard deviation
+EXACT_SUM = 128  # rows whose float32 sum is off by less than 1e-5 of their range in the worst case
 
 
 def representatives(
@@ -76,7 +77,15 @@ def nested_representatives(outer: Array, inner_ids: Array, mask: Array) -> Array
     return representatives(inner_ids, mask, start[outer][:, None], bits[outer][:, None])
 
 
-def centre(values: Array, segments: Array, mask: Array, weights: Array | None = None) -> Array:
+def centre(
+    values: Array,
+    segments: Array,
+    mask: Array,
+    weights: Array | None = None,
+    *,
+    divide_by_std: bool = False,
+    floor: float = 0.0,
+) -> Array:
     """Value minus the mean of its segment; exactly 0 where a segment has one row or equal values, and outside the mask.
 
     Args:
@@ -84,40 +93,39 @@ def centre(values: Array, segments: Array, mask: Array, weights: Array | None = 
       segments: int32 [N], representatives under the same mask.
       mask: bool [N]; rows outside count for nothing, whatever they hold.
       weights: int32 [N], how often a row counts (default once).
+      divide_by_std: static; divide by the segment's standard deviation (ddof 1) plus max(floor, 1e-6).
+      floor: static, not negative.
 
     Returns:
-      float32 [N]. Deviations are taken from the representative's value before they are summed, so a large common offset
-      costs no digits. Segments do not touch each other's sums; a NaN inside the mask spoils its own segment, visibly.
+      float32 [N]. Deviations are taken from the segment's largest value before they are summed, so a large common
+      offset costs no digits. Segments do not touch each other's sums; a NaN inside the mask spoils its own segment,
+      visibly.
     """
     num = values.shape[0]
     values = jnp.where(mask, values, 0.0)
-    counts = mask.astype(jnp.int32) if weights is None else jnp.where(mask, weights, 0)
-    size = jnp.maximum(jax.ops.segment_sum(counts, segments, num), 1)
+    counts = jnp.where(mask, 1.0 if weights is None else weights.astype(jnp.float32), 0.0)
     high = jax.ops.segment_max(values, segments, num)
     low = jax.ops.segment_min(values, segments, num)
     equal = high - low <= TOLERANCE * jnp.maximum(1.0, jnp.abs(high))
-    shifted = values - _of(values, segments)
-    mean = jax.ops.segment_sum(counts * shifted, segments, num) / size
-    centred = shifted - _of(mean, segments)
-    # The second pass removes what rounding left in a long sum; infinity marks a segment of equal values.
-    rest = jnp.where(equal, jnp.inf, jax.ops.segment_sum(counts * centred, segments, num) / size)
-    rest = _of(rest, segments)
-    return jnp.where(mask & (rest != jnp.inf), centred - rest, 0.0)
+    shifted = values - _of(high, segments)
+    # Sum and count side by side: on the CPU a scatter costs by the row, whatever its width.
+    sums = jax.ops.segment_sum(jnp.stack([counts * shifted, counts], axis=-1), segments, num)
+    size = jnp.maximum(sums[:, 1], 1.0)
+    # Nothing lies above the largest value, so no mean is +inf: that marks a segment of equal values.
+    mean = _of(jnp.where(equal, jnp.inf, sums[:, 0] / size), segments)
+    centred = jnp.where(mask & (mean != jnp.inf), shifted - mean, 0.0)
 
+    def refine(centred: Array) -> Array:
+        rest = jax.ops.segment_sum(counts * centred, segments, num) / size
+        return jnp.where(centred == 0.0, 0.0, centred - _of(rest, segments))
 
-def divide_by_std(
-    deviations: Array, segments: Array, mask: Array, weights: Array | None = None, *, floor: float = 0.0
-) -> Array:
-    """Deviations over (standard deviation of their segment, ddof 1, plus max(floor, 1e-6)).
-
-    Arguments as in `centre`, whose result goes in. Deviations that are 0 stay exactly 0.
-    """
-    num = deviations.shape[0]
-    counts = mask.astype(jnp.int32) if weights is None else jnp.where(mask, weights, 0)
-    size = jax.ops.segment_sum(counts, segments, num)
-    squares = jax.ops.segment_sum(counts * jnp.square(deviations), segments, num)
-    std = jnp.sqrt(squares / jnp.maximum(size - 1, 1))
-    return deviations / _of(std + max(floor, MIN_DIVISOR), segments)
+    # A sum of n terms is off by up to n half units in the last place: worth a second pass where n is large.
+    centred = jax.lax.cond(jnp.max(size) > EXACT_SUM, refine, lambda centred: centred, centred)
+    if not divide_by_std:
+        return centred
+    squares = jax.ops.segment_sum(counts * jnp.square(centred), segments, num)
+    std = jnp.sqrt(squares / jnp.maximum(size - 1.0, 1.0))
+    return centred / _of(std + max(floor, MIN_DIVISOR), segments)
 
 
 def _of(per_segment: Array, segments: Array) -> Array:

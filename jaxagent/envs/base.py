@@ -6,9 +6,10 @@ Environments never see a budget: the engine counts turns, writes the budget line
 import dataclasses
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from jaxagent.episodes import Task
+from jaxagent.episodes import Task, signal_fault
 
 Ended = Literal["success", "failure", "gave_up"]
 Split = Literal["train", "held_out", "panel"]
@@ -18,10 +19,11 @@ InfrastructureKind = Literal["verifier", "timeout", "sandbox", "worker"]
 class InfrastructureError(Exception):
     """The machinery failed, not the agent: the episode is void. Never raised because of agent text."""
 
-    def __init__(self, kind: InfrastructureKind, message: str = "") -> None:
-        """`message` is for people; `kind` is counted."""
+    def __init__(self, kind: InfrastructureKind, message: str = "", *, lost: bool = False) -> None:
+        """`message` is for people; `kind` is counted. `lost`: the episode only shared the worker of one that failed."""
         super().__init__(f"{kind}: {message}" if message else kind)
         self.kind = kind
+        self.lost = lost
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,12 +45,30 @@ class StepResult:
     the episode (1 for success, 0 for failure, or a graded value) and a step reward on any other. `info` holds `valid`
     (bool), `action` (the parsed action as text, or None), `error` (a short kind, or None) and, where the ending step
     earned a step reward of its own, `step_reward`.
+
+    An environment without an exact `oracle` may judge its steps in `info` itself, at every step, for the analysis alone
+    (it changes neither reward nor end, and the agent never reads `info`): `good` (bool), whether the reply was a good
+    action, False for an invalid one and True for the one that succeeds; `progress` (float in [0, 1]), how near to the
+    goal the state stands after the reply: 1 is done, 0 is where `reset` leaves it, and it may fall again. Hidden tests
+    and gold answers may be used for both. A key that cannot be known is left out; `step_signal` reads them.
     """
 
     observation: Observation
     reward: float = 0.0
     ended: Ended | None = None
     info: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def step_signal(info: Mapping[str, Any]) -> dict[str, Any]:
+    """`good` and `progress` of `StepResult.info`, checked, as the fields of `Turn` of these names (None: left out).
+
+    Raises:
+      ValueError: a value of another type, or a `progress` outside [0, 1]: a fault of the environment.
+    """
+    good, progress = info.get("good"), info.get("progress")
+    if fault := signal_fault(good, progress):
+        raise ValueError(f"StepResult.info: {fault}")
+    return {"good": good, "progress": None if progress is None else float(progress)}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,6 +11,8 @@ from jaxagent.errors import UserError
 
 # Name -> function(source folder or None) -> what was done, in one line for the user.
 _FETCHERS: dict[str, str] = {
+    "bfcl": "jaxagent.envs.bfcl.package:fetch",
+    "humaneval": "jaxagent.envs.deepcoder.problems:fetch_humaneval",
     "intercode-sql": "jaxagent.envs.intercode_sql.data:fetch",
 }
 

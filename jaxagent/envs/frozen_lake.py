@@ -362,4 +362,4 @@ def _require(holds: bool, name: str, what: str, value: Any) -> None:
         raise UserError(f"env.options.{name} must be {what}, got {value!r}")
 
 
-ENTRY = EnvironmentEntry(NAME, make_environment, make_tasks, best_success, make_demonstrator)
+ENTRY = EnvironmentEntry(NAME, make_environment, make_tasks, best_success, make_demonstrator, FrozenLakeOptions)

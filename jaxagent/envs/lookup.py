@@ -344,4 +344,4 @@ def _require_count(name: str, value: Any, low: int, high: int | None) -> None:
         raise UserError(f"env.options.{name} must be a whole number, {limits}, got {value!r}")
 
 
-ENTRY = EnvironmentEntry(NAME, make_environment, make_tasks, best_success, make_demonstrator)
+ENTRY = EnvironmentEntry(NAME, make_environment, make_tasks, best_success, make_demonstrator, LookupOptions)

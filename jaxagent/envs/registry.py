@@ -16,9 +16,15 @@ from jaxagent.errors import UserError
 ENTRY_POINT_GROUP = "jaxagent.envs"
 FEASIBLE_SUCCESS = 0.1  # a task counts as feasible where an ideal policy succeeds with at least this probability
 _BUILT_IN = {  # built-in names cannot be taken by entry points
+    "bfcl": "jaxagent.envs.bfcl.environment:ENTRY",
+    "deepcoder": "jaxagent.envs.deepcoder.environment:ENTRY",
     "frozen_lake": "jaxagent.envs.frozen_lake:ENTRY",
+    "gymnasium": "jaxagent.envs.adapters.gymnasium_text:ENTRY",
     "intercode_sql": "jaxagent.envs.intercode_sql.environment:ENTRY",
     "lookup": "jaxagent.envs.lookup:ENTRY",
+    "mixture": "jaxagent.envs.mixture:ENTRY",
+    "trl": "jaxagent.envs.adapters.trl_tools:ENTRY",
+    "verifiers": "jaxagent.envs.adapters.verifiers_rollouts:ENTRY",
 }
 
 
@@ -31,15 +37,26 @@ class EnvironmentEntry:
       option is a `UserError`. make_tasks: (options, split, size, seed) -> tasks of that split alone. best_success:
       (task, budget in turns) -> the highest success probability of an ideal policy, clairvoyant about what
         the environment hides where its exact value without that would be intractable.
+        `no_bound` where nothing is known.
       make_demonstrator: (environment, generator) -> a scripted policy of mixed quality on that live environment; after
-        each reset make a new one, then each call gives the next reply. It never knows a budget.
+        each reset make a new one, then each call gives the next reply. It never knows a budget. None where there is
+        none.
+      options: the dataclass of the options, with defaults, described under `Attributes:` in its docstring; for
+        `jaxagent envs`. None where they are not described.
     """
 
     name: str
     make_environment: Callable[[Mapping[str, Any]], Environment]
     make_tasks: Callable[[Mapping[str, Any], Split, int, int], TaskSource]
     best_success: Callable[[Task, int], float]
-    make_demonstrator: Callable[[Environment, np.random.Generator], Callable[[], str]]
+    make_demonstrator: Callable[[Environment, np.random.Generator], Callable[[], str]] | None
+    options: type | None = None
+
+
+def no_bound(task: Task, budget: int) -> float:
+    """The `best_success` of environments of which nothing is known: nobody succeeds more often than always."""
+    del task, budget
+    return 1.0
 
 
 def names() -> tuple[str, ...]:

@@ -4,6 +4,7 @@ import re
 
 MAX_ACTION_CHARS = 64  # a longer action text is no action
 MAX_SHOWN_CHARS = 40  # of a bad reply that an observation repeats
+_PYTHON_FENCES = ("", "python", "py", "python3")
 _SHOWN_CHARS = re.compile(r"[^a-zA-Z0-9 ,.!?'_-]")
 
 
@@ -15,16 +16,37 @@ def action_text(reply: str) -> str | None:
     is. Surrounding white space, quotes and full stops do not count. Text that is not ASCII is no action: look-alike
     letters must not pass for words.
     """
-    text = _last_block(_without_thoughts(reply)).strip(" \t\r\n\f\v.!\"'`*")
+    text = _last_block(without_thoughts(reply)).strip(" \t\r\n\f\v.!\"'`*")
     if not text or len(text) > MAX_ACTION_CHARS or not text.isascii():
         return None
     return text.lower()
 
 
+def last_program(reply: str) -> str | None:
+    """The inside of the last complete triple-backtick block of `reply` that is marked as Python or not marked at all.
+
+    Fences stand at the start of a line, so backticks inside a program do not end it. Text inside `<think>...</think>`
+    is ignored. None where there is no such block or it is empty.
+    """
+    found, opened, lines = None, None, []
+    for line in without_thoughts(reply).split("\n"):
+        stripped = line.strip()
+        if opened is None:
+            if stripped.startswith("```") and "`" not in stripped[3:]:
+                opened, lines = stripped[3:].strip().lower(), []
+        elif stripped == "```":
+            if opened in _PYTHON_FENCES and any(map(str.strip, lines)):
+                found = "\n".join(lines) + "\n"
+            opened = None
+        else:
+            lines.append(line.removesuffix("\r"))
+    return found
+
+
 def block_text(reply: str) -> str:
     """The text of the last complete answer or triple-backtick block of `reply`, less its thoughts; else all that is
     left. Nothing else is changed: for actions that are code."""
-    return _last_block(_without_thoughts(reply)).strip()
+    return _last_block(without_thoughts(reply)).strip()
 
 
 def shown(text: str | None) -> str:
@@ -33,7 +55,7 @@ def shown(text: str | None) -> str:
     return cleaned if len(cleaned) <= MAX_SHOWN_CHARS else cleaned[:MAX_SHOWN_CHARS] + "..."
 
 
-def _without_thoughts(text: str) -> str:
+def without_thoughts(text: str) -> str:
     """`text` less its thoughts; an unopened `</think>` makes all before it one, an unclosed `<think>` all after it."""
     kept: list[str] = []
     position, thinking = 0, False

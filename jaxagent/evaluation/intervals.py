@@ -7,7 +7,8 @@ added again (arXiv 2411.00640); episodes are never resampled, which would bias t
 The bootstrap is too narrow where few tasks carry information (arXiv 2503.01747); on all-zero data its width is 0. Such
 cells are found by Kish's effective number of tasks, `(sum d)^2 / sum d^2` with d the distance from 0 and from 1, and
 get a Clopper-Pearson interval on the fractional number of successes instead: for values in [0, 1] the 0/1 outcomes it
-assumes are the case of the largest spread, so it errs on the wide side. `Interval.method` says which.
+assumes are the case of the largest spread, so it errs on the wide side. Cells that hold nothing but 0 and 1 (K = n: a
+task is solved or it is not) get it always, because there it is exact. `Interval.method` says which.
 """
 
 import dataclasses
@@ -19,9 +20,10 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
 RESAMPLES = 10_000
-# With fewer effective tasks, counted from 0 or from 1, the simulated coverage of the bootstrap drops below 92 per cent
-# (`benchmarks/interval_coverage.py`); an average near 0 or 1 is skewed further and needs more of them.
-MIN_EFFECTIVE_TASKS = 25
+# With fewer effective tasks, counted from 0 or from 1, the simulated coverage of the bootstrap drops below 92 per cent;
+# with a higher threshold the bound takes informative data above 98 (`benchmarks/interval_coverage.py`). An average near
+# 0 or 1 is skewed further and needs more of them.
+MIN_EFFECTIVE_TASKS = 23
 MIN_EFFECTIVE_TASKS_INSIDE = 20
 NEAR_END = 0.05
 _CHUNK = 1_000  # resamples whose weights exist at once: 8 MB for 1,000 tasks
@@ -39,7 +41,7 @@ class Interval:
       low, high: the ends.
       level: nominal coverage.
       method: str array, how each cell was made: `bootstrap` (percentile), `clopper_pearson` (conservative, where
-        too few effective tasks carry information or the bootstrap has no width), or
+        too few effective tasks carry information, the bootstrap has no width, or all values are 0 or 1), or
         `bootstrap_or_clopper_pearson` (the wider end of both, in the crossed design).
     """
 
@@ -73,7 +75,33 @@ def task_bootstrap(values: ArrayLike, *, level: float = 0.95, resamples: int = R
     """
     data = _checked(values, 1, level)
     low, high = _percentiles(_task_means(data, resamples, seed), level, len(data))
-    return _choose(data.mean(axis=0), low, high, level, _is_weak(data) | (low == high), _exact_ends(data, level))
+    weak = _is_weak(data) | _is_binary(data) | (low == high)
+    return _choose(data.mean(axis=0), low, high, level, weak, _exact_ends(data.sum(axis=0), len(data), level))
+
+
+def ratio_bootstrap(
+    parts: ArrayLike, wholes: ArrayLike, *, level: float = 0.95, resamples: int = RESAMPLES, seed: int = 0
+) -> Interval:
+    """Interval of sum(parts) / sum(wholes) over tasks, for rates whose denominator differs between tasks.
+
+    Recovered errors over errors, say. A draw takes both numbers of a task. Where few tasks carry information, the
+    Clopper-Pearson interval takes Kish's effective number of tasks, weighted by `wholes`, as its number of trials.
+
+    Args:
+      parts: [M], each in 0..whole.
+      wholes: [M], at least 0 and not all 0; tasks with 0 do not count.
+      level, resamples, seed: as in `task_bootstrap`.
+    """
+    part, whole = _checked_ratio(parts, wholes, level)
+    sums = _task_means(np.stack([part, whole], axis=1), resamples, seed)
+    ratios = sums[:, 0] / sums[:, 1]
+    low, high = _percentiles(ratios, level, len(whole))
+    estimate = np.asarray(part.sum() / whole.sum())
+    # Far from 0 are the tasks that hold parts, far from 1 those that hold the rest.
+    informative = np.minimum(_effective_tasks(part), _effective_tasks(whole - part))
+    weak = (informative < MIN_EFFECTIVE_TASKS) | (low == high)
+    trials = float(_effective_tasks(whole))
+    return _choose(estimate, low, high, level, weak, _exact_ends(estimate * trials, trials, level))
 
 
 def crossed_bootstrap(values: ArrayLike, *, level: float = 0.95, resamples: int = RESAMPLES, seed: int = 0) -> Interval:
@@ -95,9 +123,9 @@ def crossed_bootstrap(values: ArrayLike, *, level: float = 0.95, resamples: int 
     data = _checked(values, 2, level)
     low, high = _percentiles(_crossed_means(data, resamples, seed), level, data.shape[1])
     over_seeds = data.mean(axis=0)
-    exact_low, exact_high = _exact_ends(over_seeds, level)
+    exact_low, exact_high = _exact_ends(over_seeds.sum(axis=0), len(over_seeds), level)
     hull = np.minimum(low, exact_low), np.maximum(high, exact_high)
-    weak = _is_weak(over_seeds) | (low == high)
+    weak = _is_weak(over_seeds) | _is_binary(over_seeds) | (low == high)
     return _choose(over_seeds.mean(axis=0), low, high, level, weak, hull, HULL)
 
 
@@ -107,11 +135,11 @@ def paired_task_bootstrap(
     """Interval of mean(first) - mean(second) on the same tasks, [M, ...] each: a draw takes both values of a task.
 
     Where few tasks differ, gains and losses get a Clopper-Pearson interval each at half the error, and the difference
-    of the two is covered by the union bound.
+    of the two is covered by the union bound. For 0/1 outcomes (K = n) `mcnemar_exact` tests the same difference.
     """
     difference = _checked_pair(first, second, 1, level)
     low, high = _percentiles(_task_means(difference, resamples, seed), level, len(difference))
-    weak = _is_weak_difference(difference) | (low == high)
+    weak = _is_weak_difference(difference) | _is_binary(np.abs(difference)) | (low == high)
     exact = _exact_difference_ends(difference, level)
     return _choose(difference.mean(axis=0), low, high, level, weak, exact)
 
@@ -239,14 +267,21 @@ def _is_weak_difference(difference: NDArray[np.float64]) -> NDArray[np.bool_]:
     return np.minimum(from_ends, _effective_tasks(np.abs(difference))) < MIN_EFFECTIVE_TASKS
 
 
-def _exact_ends(data: NDArray[np.float64], level: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Clopper-Pearson ends for the mean of M values in [0, 1], their sum rounded outwards to whole successes."""
-    trials = len(data)
-    total = data.sum(axis=0)
+def _is_binary(data: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Whether a cell of [M, ...] holds nothing but 0 and 1."""
+    return ((data == 0.0) | (data == 1.0)).all(axis=0)
+
+
+def _exact_ends(
+    total: NDArray[np.float64], trials: float, level: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Clopper-Pearson ends for the mean of `trials` values in [0, 1], their sum rounded outwards to whole successes."""
     tail = (1.0 - level) / 2
-    fewer, more = np.floor(total + 1e-9), np.ceil(total - 1e-9)
+    fewer, more = np.floor(total + 1e-9), np.minimum(np.ceil(total - 1e-9), trials)
     low = np.where(fewer > 0, stats.beta.ppf(tail, np.maximum(fewer, 1), trials - fewer + 1), 0.0)
-    high = np.where(more < trials, stats.beta.ppf(1 - tail, more + 1, np.maximum(trials - more, 1)), 1.0)
+    # The second parameter only has to be positive where all trials are successes: the end is 1 there.
+    rest = np.where(more < trials, trials - more, 1.0)
+    high = np.where(more < trials, stats.beta.ppf(1 - tail, more + 1, rest), 1.0)
     return low, high
 
 
@@ -255,8 +290,8 @@ def _exact_difference_ends(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Ends for the mean of values in [-1, 1]: gains and losses bounded apart, at half the error each."""
     split = 0.5 + level / 2
-    gain_low, gain_high = _exact_ends(np.maximum(difference, 0.0), split)
-    loss_low, loss_high = _exact_ends(np.maximum(-difference, 0.0), split)
+    gain_low, gain_high = _exact_ends(np.maximum(difference, 0.0).sum(axis=0), len(difference), split)
+    loss_low, loss_high = _exact_ends(np.maximum(-difference, 0.0).sum(axis=0), len(difference), split)
     return gain_low - loss_high, gain_high - loss_low
 
 
@@ -299,3 +334,19 @@ def _checked_pair(first: ArrayLike, second: ArrayLike, leading: int, level: floa
     if pair[0].shape != pair[1].shape:
         raise ValueError(f"a paired comparison needs equal shapes, got {pair[0].shape} and {pair[1].shape}")
     return pair[0] - pair[1]
+
+
+def _checked_ratio(
+    parts: ArrayLike, wholes: ArrayLike, level: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Both as floats [M], without the tasks whose whole is 0."""
+    part, whole = (np.asarray(values, dtype=float) for values in (parts, wholes))
+    if part.shape != whole.shape or part.ndim != 1:
+        raise ValueError(f"a ratio needs two lists of equal length, got shapes {part.shape} and {whole.shape}")
+    if not ((part >= 0.0) & (part <= whole + 1e-9) & np.isfinite(whole)).all():
+        raise ValueError("every part must lie between 0 and its whole")
+    if not whole.sum() > 0.0:
+        raise ValueError("the ratio of nothing is undefined: every whole is 0")
+    if not 0.0 < level < 1.0:
+        raise ValueError(f"level must lie between 0 and 1, got {level}")
+    return np.minimum(part, whole)[whole > 0.0], whole[whole > 0.0]

@@ -7,6 +7,7 @@ its place is the sampler, which asks a director before each reply who writes it,
 """
 
 import dataclasses
+import hashlib
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -16,8 +17,8 @@ from jaxagent.envs.base import Environment, InfrastructureError, Observation, St
 from jaxagent.envs.workers import ResetRequest, StepRequest
 from jaxagent.episodes import Episode, EpisodeSpec, Task
 from jaxagent.errors import UserError
-from jaxagent.evaluation.step_quality import Step, distance_after, is_error, spec_of
-from jaxagent.rollout.chat import LineChat
+from jaxagent.evaluation.step_quality import Step, distance_after, is_error, spec_of, start_distance
+from jaxagent.rollout.chat import Chat
 from jaxagent.rollout.engine import environment_seed
 from jaxagent.rollout.sampler import Request, Sampled, Sampler, SamplerConfig
 
@@ -25,6 +26,8 @@ Key = tuple[int, ...]  # run seed, step, group, member, turn: the words that key
 # director(slot, key) -> the number of the sampler that writes the reply, or the reply's ids where it is forced.
 Director = Callable[[int, Key], int | tuple[int, ...]]
 INVALID_REPLY = "noop"
+FRESH_NOISE = 1 << 20  # added to the step of a reply's key, which panels leave free above their own
+MAX_CANDIDATES = 32  # replies tried at one state; each costs a replay of its prefix
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,12 +52,16 @@ class DirectedSampler:
     forced reply has log-probability 0: its distribution is certain.
     """
 
-    def __init__(self, samplers: Sequence[Sampler], director: Director) -> None:
-        """The samplers must have equal shapes (`SamplerConfig`) and their own weights set."""
+    def __init__(self, samplers: Sequence[Sampler], director: Director, *, fresh_noise: bool = False) -> None:
+        """The samplers must have equal shapes (`SamplerConfig`) and their own weights set.
+
+        With `fresh_noise` replies are drawn with other noise than a plain rollout of the same orders draws them with.
+        """
         if any(sampler.config != samplers[0].config for sampler in samplers):
             raise ValueError("the samplers of a directed rollout must have equal shapes")
         self._samplers = tuple(samplers)
         self._director = director
+        self._shift = np.array([0, FRESH_NOISE if fresh_noise else 0, 0, 0, 0], np.uint32)
         slots = self.config.slots
         self._authors: list[int | None] = [None] * slots  # of the reply being written
         # Tokens of each slot that another has written and this sampler's cache lacks.
@@ -76,7 +83,8 @@ class DirectedSampler:
         for number, sampler in enumerate(self._samplers):
             self._catch_up(number, request, temperature)
             mine = np.array([author == number for author in self._authors], bool)
-            results.append(sampler(dataclasses.replace(request, sample=request.sample & mine), temperature))
+            shifted = dataclasses.replace(request, sample=request.sample & mine, keys=request.keys + self._shift)
+            results.append(sampler(shifted, temperature))
         merged = _merge(results, forced, self._authors)
         self._book(merged, forced)
         return merged
@@ -132,6 +140,7 @@ class WatchingPool:
         """`make_environment` gives a fresh environment at each call."""
         self._make = make_environment
         self._live: dict[int, Environment] = {}
+        self._distance: dict[int, float | None] = {}
         self._erred: set[int] = set()
 
     def erred(self, slot: int) -> bool:
@@ -157,7 +166,9 @@ class WatchingPool:
                 self._erred.discard(slot)
                 if slot not in self._live:
                     self._live[slot] = self._make()
-                return self._live[slot].reset(request.task, request.seed)
+                observation = self._live[slot].reset(request.task, request.seed)
+                self._distance[slot] = start_distance(self._live[slot])
+                return observation
             return self._step(self._live[slot], slot, request.reply)
         except InfrastructureError as error:
             return error
@@ -165,11 +176,10 @@ class WatchingPool:
             return InfrastructureError("worker", f"{error!r:.500}")
 
     def _step(self, environment: Environment, slot: int, reply: str) -> StepResult:
-        has_oracle = hasattr(environment, "oracle")
-        before = environment.oracle().distance if has_oracle else None
+        before = self._distance[slot]
         result = environment.step(reply)
-        after = distance_after(environment, result) if has_oracle else None
-        if is_error(before, after, result):
+        self._distance[slot] = distance_after(environment, result, before)
+        if is_error(before, self._distance[slot], result):
             self._erred.add(slot)
         return result
 
@@ -191,7 +201,7 @@ def script(replies: Mapping[Key, Sequence[tuple[int, ...]]]) -> Director:
     return direct
 
 
-def injection_script(injections: Iterable[Injection], chat: LineChat, *, inject: bool = True) -> Director:
+def injection_script(injections: Iterable[Injection], chat: Chat, *, inject: bool = True) -> Director:
     """The script of an injected-error test; without `inject` its control: the same prefixes, no forced error."""
     replies = {}
     for injection in injections:
@@ -213,9 +223,10 @@ def plan_injections(
     """Picks at most `count` states of a policy's episodes, one an episode, and a wrong reply for each.
 
     Wrong is what raises the distance to the goal without ending the episode and leaves enough turns to make up for
-    it; where no action does, one that is not optimal and only costs its turn; else a reply that is no action. Tried
-    are the actions that the episodes hold, so no list of an environment's actions is needed. States from which the
-    goal cannot be reached afterwards, and last turns, are passed over.
+    it; where no action does, one that is not optimal (without an oracle: not `good`) and only costs its turn; else a
+    reply that is no action. Tried are the actions that the episodes hold, so no list of an environment's actions is
+    needed; without an oracle, where an action may be any text, the replies of the same task; of either at most 32 at a
+    state. States from which the goal cannot be reached afterwards, and last turns, are passed over.
 
     Args:
       environment: a fresh one, in which prefixes are played.
@@ -225,7 +236,7 @@ def plan_injections(
       count: of injections.
       seed: of the draw; the order of the episodes does not matter.
     """
-    actions = sorted({step.action for judged in steps for step in judged if step.action is not None})
+    candidates = _candidates(episodes, steps)
     order = sorted(zip(episodes, steps, strict=True), key=lambda pair: (pair[0].member, pair[0].task_id, pair[0].group))
     injections: list[Injection] = []
     for episode, judged in order:
@@ -238,7 +249,8 @@ def plan_injections(
         places = [place for place, step in enumerate(judged) if step.turns_left > 1]
         generator.shuffle(places)
         for place in places:
-            wrong = _wrong_reply(environment, spec, episode, judged[place], actions, generator)
+            replies = candidates[None if judged[place].optimal is not None else spec.task.id]
+            wrong = _wrong_reply(environment, spec, episode, judged[place], replies, generator)
             if wrong is not None:
                 prefix = tuple(turn.sampled_ids for turn in episode.turns[:place])
                 injections.append(Injection(spec, prefix, wrong))
@@ -246,17 +258,33 @@ def plan_injections(
     return tuple(injections)
 
 
+def plan_hash(injections: Sequence[Injection]) -> str:
+    """A hash of the states and of the wrong replies: equal plans put policies into equal places."""
+    key = [(i.spec.task.id, i.spec.step, i.spec.group, i.spec.member, i.prefix, i.wrong) for i in injections]
+    return hashlib.blake2b(repr(key).encode(), digest_size=6).hexdigest()
+
+
+def _candidates(episodes: Sequence[Episode], steps: Sequence[Sequence[Step]]) -> dict[str | None, list[str]]:
+    """What might be a wrong reply: under None the actions of all episodes, under a task's id its whole replies."""
+    found: dict[str | None, set[str]] = {None: set()}
+    for episode, judged in zip(episodes, steps, strict=True):
+        found[None] |= {step.action for step in judged if step.action is not None}
+        found.setdefault(episode.task_id, set()).update(turn.text for turn in episode.turns if not turn.truncated)
+    return {name: sorted(replies) for name, replies in found.items()}
+
+
 def _wrong_reply(
     environment: Environment,
     spec: EpisodeSpec,
     episode: Episode,
     step: Step,
-    actions: Sequence[str],
+    candidates: Sequence[str],
     generator: random.Random,
 ) -> str | None:
     """The worst kind of wrong reply that can still be made up for, ties at random; None where there is none."""
     kinds: list[list[str]] = [[], [], []]
-    for reply in (*actions, INVALID_REPLY):
+    tried = candidates if len(candidates) <= MAX_CANDIDATES else generator.sample(candidates, MAX_CANDIDATES)
+    for reply in (*tried, INVALID_REPLY):
         kind = _kind_of_error(environment, spec, episode, step, reply)
         if kind is not None:
             kinds[kind].append(reply)
@@ -271,15 +299,15 @@ def _kind_of_error(environment: Environment, spec: EpisodeSpec, episode: Episode
     result = environment.step(reply)
     if result.ended:
         return None
-    after = environment.oracle().distance if hasattr(environment, "oracle") else None
-    if after is not None and after > step.turns_left - 1:
-        return None
+    after = distance_after(environment, result, step.distance)
+    if step.optimal is not None and after is not None and after > step.turns_left - 1:
+        return None  # in turns, as only an oracle counts
     if not result.info.get("valid", True):
         return 2
     if is_error(step.distance, after, result):
         return 0
-    wasted = step.optimal is not None and reply not in step.optimal and after == step.distance
-    return 1 if wasted else None
+    useless = result.info.get("good") is False if step.optimal is None else reply not in step.optimal
+    return 1 if useless and after == step.distance else None
 
 
 def _nothing(request: Request, width: int) -> Request:

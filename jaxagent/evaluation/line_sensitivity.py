@@ -55,7 +55,7 @@ def _rewritten(
     Lines are replaced as ids at the end of each observation, where the engine put them; a tokenizer that merges the
     line with what stands before it cannot be compared this way.
     """
-    section, encode = setup.config.budget, setup.chat.observation_ids
+    section, encode = setup.config.budget, setup.chat.ending_ids
     tight = percent_of(episode.max_budget, percent)
     told_ids: list[int] = []
     tight_ids: list[int] = []
@@ -63,7 +63,10 @@ def _rewritten(
     tight_places: list[int] = []
     for turn in episode.turns[:tight]:
         lines = [
-            encode(budget_line(budget, turn.index, announce=section.announce, wording=section.wording), first=False)
+            encode(
+                budget_line(budget, turn.index, announce=section.announce, wording=section.wording),
+                first=turn.index == 1,
+            )
             for budget in (episode.told_budget, tight)
         ]
         observed = turn.observation_ids

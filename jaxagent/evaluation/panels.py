@@ -37,7 +37,7 @@ def make_panel(env: str, options: Mapping[str, Any], tasks: Sequence[Task]) -> P
     Raises:
       UserError: no tasks, a task twice, a task of another environment, or one that is not of the panel split.
     """
-    strangers = [task.id for task in tasks if task.env != env]
+    strangers = [task.id for task in tasks if task.env != env and not task.env.startswith(f"{env}/")]
     if strangers:
         raise UserError(f"task {strangers[0]} does not belong to environment {env!r}")
     task_ids = tuple(task.id for task in tasks)
@@ -92,7 +92,7 @@ def check_panel(panel: Panel, tasks: Sequence[Task]) -> None:
     if (found := hash_of_ids([task.id for task in tasks])) != panel.content_hash:
         raise UserError(
             f"the tasks at hand have hash {found}, the panel {panel.content_hash}; "
-            f"evaluate on the tasks that environment {panel.env!r} makes with the panel's options"
+            f"evaluate on those that environment {panel.env!r} makes with the panel's options and seed (eval.panel_seed)"
         )
 
 

@@ -33,6 +33,7 @@ class SuccessCounts:
       task_ids: M ids, sorted, so that the order of the episodes does not matter.
       ts: T budgets, in turns or in per cent of each task's full budget, as `unit` says.
       budgets: int [M, T], the same in turns.
+      full_budgets: int [M], the full budget of each task in turns.
       num_samples: int [M, T], episodes that count, void ones left out.
       num_correct: int [M, T], those that succeeded within the budget.
       turns_used: float [M, T], mean turns taken before the end or the cut-off; NaN without samples.
@@ -44,6 +45,7 @@ class SuccessCounts:
     ts: tuple[int, ...]
     unit: Unit
     budgets: NDArray[np.int64]
+    full_budgets: NDArray[np.int64]
     num_samples: NDArray[np.int64]
     num_correct: NDArray[np.int64]
     turns_used: NDArray[np.float64]
@@ -96,16 +98,21 @@ class TurnBudgetCurve:
     """Pass@K where a fixed number of turns buys K = turn_budget // T episodes of T turns.
 
     Attributes:
-      turn_budget: the turns that every point of the curve may spend at most.
-      ks: int [M, T], the episodes they buy.
+      turn_budget: what every point of the curve may spend at most, in `counts.unit`.
+      ks: int [M, T], the episodes that it buys.
       values: float [M, T], the estimate of each task.
-      counts: what the estimates were made of; `ks * counts.turns_used` is what is really spent on average.
+      counts: what the estimates were made of.
     """
 
     turn_budget: int
     ks: NDArray[np.int64]
     values: NDArray[np.float64]
     counts: SuccessCounts
+
+    @property
+    def turns_spent(self) -> NDArray[np.float64]:
+        """Turns that the K episodes of a point really take on average, float [M, T]: K E[min(end, T)]."""
+        return self.ks * self.counts.turns_used
 
     @property
     def mean(self) -> NDArray[np.float64]:
@@ -263,16 +270,30 @@ def pass_at_turn_budget(
 ) -> TurnBudgetCurve:
     """Compute-matched Pass@T: `turn_budget` turns buy `turn_budget // T` episodes of T turns each.
 
+    Turns are counted as ordered, not as taken: episodes that end early spend less (`TurnBudgetCurve.turns_spent`), but
+    a K derived from the turns that these very episodes took would depend on their outcomes and bias the estimate.
+
+    Args:
+      episodes: as in `pass_at_k_t`, with the other arguments.
+      turn_budget: in turns; with `unit="percent"` in per cent of each task's full budget, so that 800 buys eight full
+        episodes of any task.
+      ts: the budgets T, in the same unit.
+      mode, unannounced, unit: as in `pass_at_t`.
+
     Raises:
       UserError: where the turns do not buy one episode, or a task has fewer samples than they buy; else as
       `pass_at_k_t`.
     """
     counts = success_counts(episodes, ts, mode=mode, unannounced=unannounced, unit=unit)
-    ks = turn_budget // counts.budgets
+    turns = np.full_like(counts.full_budgets, turn_budget)
+    if unit == "percent":
+        turns = turn_budget * counts.full_budgets // 100
+    ks = turns[:, None] // counts.budgets
     if (ks < 1).any():
-        longest = int(counts.budgets.max())
+        row, column = np.argwhere(ks < 1)[0]
         raise UserError(
-            f"turn_budget {turn_budget} does not buy one episode of {longest} turns; raise it or drop that T"
+            f"turn_budget {_label(turn_budget, unit)} does not buy one episode of {counts.budgets[row, column]} turns; "
+            "raise it or drop that T"
         )
     _require_samples(counts, ks)
     values = np.asarray(pass_at_k(counts.num_samples, counts.num_correct, ks))
@@ -478,6 +499,7 @@ def _count(
         ts=tuple(int(t) for t in ts),
         unit=unit,
         budgets=budgets,
+        full_budgets=table.max_budget,
         num_samples=num_samples,
         num_correct=_sum_by_task(table, answers & correct),
         turns_used=np.where(num_samples > 0, turns / np.maximum(num_samples, 1), np.nan),

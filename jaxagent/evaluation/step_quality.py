@@ -1,6 +1,7 @@
 """How good single steps are, where they go wrong, and whether a policy recovers.
 
-An episode is replayed in its environment, whose oracle judges every turn. Two notions of a good step are kept apart
+An episode is replayed in its environment, whose oracle judges every turn; where there is none, what the environment
+said of each step when it was taken does (`Turn.good`, `Turn.progress`). Two notions of a good step are kept apart
 because they can disagree: budget-free (the oracle asked without a horizon) and budget-aware (asked with the turns that
 are left). The score of a policy is the probability that it puts on good actions, averaged per episode, then per task:
 a policy that survives longer visits harder and later states, so averages over its own states are shown beside averages
@@ -18,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from jaxagent.envs.base import Environment, StepOracle, StepResult
+from jaxagent.envs.base import Environment, StepOracle, StepResult, step_signal
 from jaxagent.episodes import Episode, EpisodeSpec, Task, Turn
 from jaxagent.errors import UserError
 from jaxagent.rollout.engine import environment_seed
@@ -35,9 +36,10 @@ class Step:
       valid: whether it could.
       optimal: the optimal actions whatever the turns left; None where the environment has no oracle.
       optimal_in_budget: the optimal actions for `turns_left`; None likewise.
-      distance: from the goal before the reply, in turns (without an oracle: see `judge_by_rewards`); None: unknown.
-      distance_after: after it; 0 on success, infinite where the episode ended without.
+      distance: from the goal before the reply, in turns (without an oracle: see `judge_by_record`); None: unknown.
+      distance_after: after it; 0 on success, infinite where the reply ended the episode without.
       error: the reply was invalid, was answered by an error, or led away from the goal.
+      good: whether the environment called the reply good (without an oracle); None: it did not say.
     """
 
     index: int
@@ -49,6 +51,7 @@ class Step:
     distance: float | None
     distance_after: float | None
     error: bool
+    good: bool | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +138,7 @@ class SuccessSplit:
 def replay(environment: Environment, task: Task, episode: Episode) -> tuple[Step, ...]:
     """Plays the episode's replies again, from the same seed, and judges each turn.
 
-    An environment without `oracle` is judged by `judge_by_rewards` instead, without being started.
+    Without `oracle` the record speaks alone (`judge_by_record`) and the environment is not started.
 
     Raises:
       UserError: the episode is void or of another task, or the environment answers otherwise than on record (another
@@ -144,7 +147,7 @@ def replay(environment: Environment, task: Task, episode: Episode) -> tuple[Step
     if episode.is_void:
         raise UserError(f"an episode of task {episode.task_id} is void; leave such episodes out")
     if not hasattr(environment, "oracle"):
-        return judge_by_rewards(episode)
+        return judge_by_record(episode)
     observation = environment.reset(task, environment_seed(spec_of(episode, task)))
     steps = []
     for turn in episode.turns:
@@ -152,42 +155,53 @@ def replay(environment: Environment, task: Task, episode: Episode) -> tuple[Step
             raise _does_not_replay(episode, turn)
         before, in_budget = environment.oracle(), environment.oracle(turn.remaining)
         result = None
-        if not turn.truncated:  # the environment never saw a truncated reply
+        if episode.was_stepped(turn):
             result = environment.step(turn.text)
             observation = result.observation
             if (result.info.get("action"), bool(result.info.get("valid", True))) != (turn.action, turn.valid):
                 raise _does_not_replay(episode, turn)
-        after = before.distance if result is None else distance_after(environment, result)
-        steps.append(
-            _judged(turn, before, in_budget, after, result is None or is_error(before.distance, after, result))
-        )
+        after = before.distance if result is None else distance_after(environment, result, before.distance)
+        steps.append(_judged(turn, before, in_budget, after, result))
     return tuple(steps)
 
 
-def judge_by_rewards(episode: Episode) -> tuple[Step, ...]:
+def judge_by_record(episode: Episode) -> tuple[Step, ...]:
     """Judges turns where no exact oracle exists, from the record alone.
 
-    The distance is 1 less the best step reward so far (the share of tests passed, or the overlap of a result), and 0
-    on success; an error is an invalid reply or one that the environment answered with an error. `optimal` is None:
-    `progress` still says which turns helped.
+    The distance is 1 less the nearness to the goal. That is the environment's `progress` where it is on record; else
+    the good steps so far, over one more than the budget; else the best step reward so far (the share of tests passed,
+    or the overlap of a result). An error is an invalid reply, one that the environment answered with an error, one
+    after which the progress is lower, or one that ended the episode without success. `optimal` is None: `good_steps`
+    still says which turns helped.
     """
-    steps, best = [], 0.0
-    for turn in episode.turns:
-        succeeded = episode.success_turn == turn.index
-        after = 1.0 if succeeded else max(best, turn.reward)
-        bad = not turn.valid or turn.error is not None or turn.truncated
-        steps.append(
-            Step(turn.index, turn.remaining, turn.action, turn.valid, None, None, 1.0 - best, 1.0 - after, bad)
-        )
-        best = after
+    steps, before = [], 0.0
+    for turn, after in zip(episode.turns, _nearness(episode), strict=True):
+        stepped = episode.was_stepped(turn)
+        ended = turn is episode.turns[-1] and episode.end_reason in ("failure", "gave_up")
+        distance, then = 1.0 - before, math.inf if ended else 1.0 - after
+        bad = not turn.valid or turn.error is not None or not stepped or then > distance
+        valid = turn.valid and stepped
+        steps.append(Step(turn.index, turn.remaining, turn.action, valid, None, None, distance, then, bad, turn.good))
+        before = after
     return tuple(steps)
 
 
-def distance_after(environment: Environment, result: StepResult) -> float | None:
-    """The distance after a step: 0 on success, infinite where the episode ended without, else the oracle's."""
+def distance_after(environment: Environment, result: StepResult, before: float | None) -> float | None:
+    """The distance after a step: 0 on success, infinite where the episode ended without, else the oracle's.
+
+    Without an oracle it is 1 less the step's `progress`, and `before` where the environment does not tell it.
+    """
     if result.ended:
         return 0.0 if result.ended == "success" else math.inf
-    return environment.oracle().distance
+    if hasattr(environment, "oracle"):
+        return environment.oracle().distance
+    progress = step_signal(result.info)["progress"]
+    return before if progress is None else 1.0 - progress
+
+
+def start_distance(environment: Environment) -> float | None:
+    """The distance of the state that `reset` left: the oracle's, 1 without one."""
+    return environment.oracle().distance if hasattr(environment, "oracle") else 1.0
 
 
 def is_error(before: float | None, after: float | None, result: StepResult) -> bool:
@@ -233,7 +247,7 @@ def optimal_mass(
     for index, step in enumerate(steps):
         optimal = step.optimal_in_budget if in_budget else step.optimal
         if optimal is None:
-            raise UserError("these steps were judged without an oracle; use `progress` for them")
+            raise UserError("these steps were judged without an oracle; use `good_steps` for them")
         if probabilities is None:
             masses.append(float(step.action in optimal))
         else:
@@ -241,9 +255,12 @@ def optimal_mass(
     return masses
 
 
-def progress(steps: Sequence[Step]) -> list[float]:
-    """1 where a turn brought the episode closer to the goal without an error, else 0; needs no oracle."""
-    return [float(not step.error and _closer(step.distance_after, step.distance)) for step in steps]
+def good_steps(steps: Sequence[Step]) -> list[float]:
+    """1 at good steps, else 0: what the environment called good, else a step closer to the goal without an error.
+
+    Needs no oracle; for the steps that optimal play calls for, see `optimal_mass`.
+    """
+    return [float(_is_good(step)) for step in steps]
 
 
 def invalid(steps: Sequence[Step]) -> list[float]:
@@ -355,6 +372,17 @@ def recovery(steps: Sequence[Sequence[Step]], horizon: int) -> Recovery:
     )
 
 
+def recovery_by_task(
+    task_ids: Sequence[str], steps: Sequence[Sequence[Step]], horizon: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Recovered and eligible errors of each task, [M] each, as `recovery` counts them: for an interval over tasks."""
+    by_task: dict[str, list[Sequence[Step]]] = {}
+    for task_id, judged in zip(task_ids, steps, strict=True):
+        by_task.setdefault(task_id, []).append(judged)
+    found = [recovery(by_task[task_id], horizon) for task_id in sorted(by_task)]
+    return np.array([each.recovered for each in found]), np.array([each.eligible for each in found])
+
+
 def split_success(episodes: Sequence[Episode], steps: Sequence[Sequence[Step]]) -> SuccessSplit:
     """Success of each task, split by whether the episode erred on the way."""
     erred = [any(step.error for step in judged) for judged in steps]
@@ -382,17 +410,20 @@ def gain_split(policy: SuccessSplit, reference: SuccessSplit) -> dict[str, float
     return {"gain": gain, "clean": clean, "recovered": recovered, "recovered_share": recovered / gain if gain else None}
 
 
-def _judged(turn: Turn, before: StepOracle, in_budget: StepOracle, after: float | None, error: bool) -> Step:
+def _judged(
+    turn: Turn, before: StepOracle, in_budget: StepOracle, after: float | None, result: StepResult | None
+) -> Step:
+    """The judgement of a turn; `result` None where the environment never saw its reply."""
     return Step(
         index=turn.index,
         turns_left=turn.remaining,
         action=turn.action,
-        valid=turn.valid and not turn.truncated,
+        valid=turn.valid and result is not None,
         optimal=frozenset(before.optimal_actions),
         optimal_in_budget=frozenset(in_budget.optimal_actions),
         distance=before.distance,
         distance_after=after,
-        error=error,
+        error=result is None or is_error(before.distance, after, result),
     )
 
 
@@ -401,6 +432,29 @@ def _does_not_replay(episode: Episode, turn: Turn) -> UserError:
         f"turn {turn.index} of an episode of task {episode.task_id} does not replay: the environment answers otherwise "
         "than on record; use the options and the version that the episode was made with"
     )
+
+
+def _nearness(episode: Episode) -> list[float]:
+    """How near to the goal each turn left the episode, in [0, 1]; 1 on success alone is certain."""
+    levels, level, good = [], 0.0, 0
+    told = any(turn.progress is not None for turn in episode.turns)
+    judged = any(turn.good is not None for turn in episode.turns)
+    for turn in episode.turns:
+        good += bool(turn.good)
+        if told:
+            level = level if turn.progress is None else turn.progress
+        elif judged:
+            level = good / (episode.enforced_budget + 1)
+        else:
+            level = max(level, turn.reward)
+        levels.append(1.0 if episode.success_turn == turn.index else level)
+    return levels
+
+
+def _is_good(step: Step) -> bool:
+    if step.good is not None:
+        return step.good
+    return not step.error and _closer(step.distance_after, step.distance)
 
 
 def _closer(distance: float | None, than: float | None) -> bool:

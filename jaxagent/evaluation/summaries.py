@@ -10,6 +10,7 @@ from jaxagent.errors import UserError
 from jaxagent.evaluation.intervals import (
     RESAMPLES,
     Interval,
+    mcnemar_exact,
     paired_crossed_bootstrap,
     paired_task_bootstrap,
     task_bootstrap,
@@ -95,7 +96,8 @@ def paired_contrast(
       resamples: of the bootstrap.
 
     Returns:
-      For each budget, as text: `points`, `low`, `high` and `method`. One training seed: tasks are resampled, and the
+      For each budget, as text: `points`, `low`, `high` and `method`; with one training seed and outcomes that are 0
+      or 1 (K = n) also `mcnemar_p`, the p-value of McNemar's exact test. One training seed: tasks are resampled, the
       interval speaks of these two trained policies. Several: seeds and tasks are, and it speaks of the two ways of
       training.
     """
@@ -109,7 +111,11 @@ def paired_contrast(
         interval = paired_task_bootstrap(values[0][0], values[1][0], **options)
     else:
         interval = paired_crossed_bootstrap(values[0], values[1], **options)
-    return {str(t): _in_points(interval, column) for column, t in enumerate(grids[0].ts)}
+    contrast = {str(t): _in_points(interval, column) for column, t in enumerate(grids[0].ts)}
+    if len(first) == 1 and np.isin(values, (0.0, 1.0)).all():
+        for column, t in enumerate(grids[0].ts):
+            contrast[str(t)]["mcnemar_p"] = mcnemar_exact(values[0][0][:, column], values[1][0][:, column]).p_value
+    return contrast
 
 
 def table_rows(policies: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[dict[str, Any]]:

@@ -3,6 +3,8 @@
 Axes: N slots, C positions (capacity), W tokens appended at once, L layers.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -18,6 +20,7 @@ from jaxagent.models.decoder import (
     rms_norm,
     rotary_angles,
 )
+from jaxagent.models.lora import merge
 
 
 def init_cache(config: DecoderConfig, slots: int, capacity: int) -> dict:
@@ -36,9 +39,13 @@ def init_cache(config: DecoderConfig, slots: int, capacity: int) -> dict:
 def decoding_params(config: DecoderConfig, params: dict) -> dict:
     """Parameters in the form that decoding reads: "blocks" is a tuple of L dicts, matrices in the compute dtype.
 
-    Made once per weight update, under jit. The rounding is the one that the block would do at each call, so the numbers
-    are those of training. No array is shared with `params`: donating these to the train step leaves the copy whole.
+    LoRA adapters are merged into their matrices. Made once per weight update, under jit. The rounding is the one that
+    the block would do at each call, so the numbers are those of training. No array is shared with `params`: donating
+    these to the train step leaves the copy whole.
     """
+
+    if config.lora:
+        params = merge(config, params)
 
     def convert(array: jax.Array, is_matrix: bool) -> jax.Array:
         return jnp.array(array, dtype=config.compute_dtype if is_matrix else array.dtype, copy=True)
@@ -52,7 +59,7 @@ def decoding_params(config: DecoderConfig, params: dict) -> dict:
 
 def decoding_axes(config: DecoderConfig) -> dict:
     """The logical axes of `decoding_params`, in its structure."""
-    return {**logical_axes(config), "blocks": (block_axes(),) * config.num_layers}
+    return {**logical_axes(config), "blocks": (block_axes(config),) * config.num_layers}
 
 
 def append(
@@ -79,15 +86,17 @@ def append(
     positions = lengths[:, None] + jnp.arange(width)  # [N, W]
     capacity = cache["k"][0].shape[1]
     places = jnp.where(jnp.arange(width) < counts[:, None], positions, capacity)
-    graphdef = block_graphdef(config)
+    graphdef = block_graphdef(dataclasses.replace(config, lora=None))
     rotation = rotary_angles(config, positions)
     x = embed(config, params, tokens)
     new_keys, new_values = [], []
-    for layer_params, keys, values in zip(params["blocks"], cache["k"], cache["v"], strict=True):
+    layers = zip(params["blocks"], cache["k"], cache["v"], strict=True)
+    for number, (layer_params, keys, values) in enumerate(layers):
+        window = config.window_of(number)
 
-        def attend(query, key, value, keys=keys, values=values):
+        def attend(query, key, value, keys=keys, values=values, window=window):
             kept = _write(keys, key, places), _write(values, value, places)
-            return cached_attention(query, *kept, positions), kept
+            return cached_attention(query, *kept, positions, window=window), kept
 
         x, (keys, values) = nnx.merge(graphdef, layer_params)(x, rotation, attend)
         new_keys.append(keys)

@@ -7,6 +7,7 @@ the words. The same text can be spelled in bytes too: ids are not a function of 
 `python -m jaxagent.models.tokenizer` writes the packaged files anew.
 """
 
+import json
 import os
 import pathlib
 from typing import TYPE_CHECKING
@@ -59,6 +60,7 @@ def load_tokenizer(name_or_path: str | pathlib.Path) -> "PreTrainedTokenizerFast
         raise UserError(
             f"model.tokenizer: {name_or_path} is neither {TINY!r} nor {TINY_SQL!r} nor a folder with a tokenizer"
         )
+    _check_files(folder)
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, ImportError) as error:
@@ -66,6 +68,18 @@ def load_tokenizer(name_or_path: str | pathlib.Path) -> "PreTrainedTokenizerFast
         raise UserError(f"model.tokenizer: {folder} holds no tokenizer that transformers can read: {reason}") from None
     tokenizer.split_special_tokens = True
     return tokenizer
+
+
+def _check_files(folder: pathlib.Path) -> None:
+    """Raises `UserError` where `tokenizer_config.json` sends transformers to a file outside the folder."""
+    path = folder / "tokenizer_config.json"
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"model.tokenizer: {path} cannot be read: {str(error).splitlines()[0]}") from None
+    for name, value in stored.items() if isinstance(stored, dict) else ():
+        if name.endswith("_file") and isinstance(value, str) and pathlib.PurePath(value).name != value:
+            raise UserError(f"model.tokenizer: {path}: {name}={value!r} lies outside the folder")
 
 
 def compact_vocabulary() -> tuple[str, ...]:

@@ -11,13 +11,16 @@ import dataclasses
 import hashlib
 import time
 from collections.abc import Iterable, Iterator
+from typing import get_args
 
 from jaxagent import budgets
-from jaxagent.envs.base import InfrastructureError, Observation, StepResult
+from jaxagent.envs.base import InfrastructureError, InfrastructureKind, Observation, StepResult, step_signal
 from jaxagent.envs.workers import EnvironmentPool, ResetRequest, StepRequest
 from jaxagent.episodes import EndReason, Episode, EpisodeSpec, Turn, finished_episode
-from jaxagent.rollout.chat import LineChat
+from jaxagent.rollout.chat import Chat
 from jaxagent.rollout.sampler import Request, Sampled, Sampler, idle_request
+
+LOSSES_PER_RETRY = 8  # restarts an episode has, for each retry, when it was lost with a worker that another one broke
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +31,7 @@ class EngineConfig:
     wording: str = "sentence"
     temperature: float = 1.0
     retries: int = 2
+    on_turn_cap: str = "end"  # end | close: what happens to a reply at its token cap
 
 
 @dataclasses.dataclass
@@ -37,6 +41,7 @@ class RolloutStats:
     episodes: int = 0
     void_episodes: int = 0
     retries: int = 0
+    failures: collections.Counter[InfrastructureKind] = dataclasses.field(default_factory=collections.Counter)
     turns: int = 0
     policy_tokens: int = 0
     live_steps: int = 0
@@ -60,6 +65,7 @@ class RolloutStats:
             "time/generate": self.generate_seconds,
             "time/env": self.env_seconds,
             "time/rollout_host": self.total_seconds - self.generate_seconds - self.env_seconds,
+            **{f"rollout/failures_{kind}": self.failures[kind] for kind in get_args(InfrastructureKind)},
         }
 
 
@@ -69,6 +75,7 @@ class _Slot:
 
     spec: EpisodeSpec
     attempt: int = 0
+    losses: int = 0  # restarts because another episode broke the worker
     turns: list[Turn] = dataclasses.field(default_factory=list)
     length: int = 0  # tokens of the transcript, pending ones included
     pending: list[int] = dataclasses.field(default_factory=list)  # not yet in the KV cache
@@ -87,7 +94,7 @@ class _Slot:
 class RolloutEngine:
     """Runs episode specs through a sampler and an environment pool."""
 
-    def __init__(self, sampler: Sampler, pool: EnvironmentPool, chat: LineChat, config: EngineConfig) -> None:
+    def __init__(self, sampler: Sampler, pool: EnvironmentPool, chat: Chat, config: EngineConfig) -> None:
         self._sampler = sampler
         self._pool = pool
         self._chat = chat
@@ -118,6 +125,7 @@ class RolloutEngine:
                 stopped = self._generate(slots)
                 yield from self._timed(begun, self._step_environments(slots, stopped))
                 begun = time.perf_counter()
+        self._pool.rest()
         self.stats.total_seconds += time.perf_counter() - begun
 
     def take_stats(self) -> RolloutStats:
@@ -154,7 +162,7 @@ class RolloutEngine:
             for number, result in zip(numbers, self._run_pool(requests), strict=True):
                 slot = slots[number]
                 if isinstance(result, InfrastructureError):
-                    if self._retry(slots, number):
+                    if self._retry(slots, number, result):
                         again.append(number)
                     else:
                         finished.append(self._finish(slots, number, "infrastructure", detail=str(result)))
@@ -163,13 +171,17 @@ class RolloutEngine:
             numbers = again
         return finished
 
-    def _retry(self, slots: list[_Slot | None], number: int) -> bool:
-        """Puts a voided episode back to its start; False when its retries are used up."""
+    def _retry(self, slots: list[_Slot | None], number: int, failure: InfrastructureError) -> bool:
+        """Puts a voided episode back to its start; False when its retries are used up.
+
+        An episode that another one took down with the worker is not charged, but its restarts are bounded too.
+        """
         slot = slots[number]
-        if slot.attempt >= self._config.retries:
+        attempt, losses = slot.attempt + (not failure.lost), slot.losses + failure.lost
+        if attempt > self._config.retries or losses > LOSSES_PER_RETRY * self._config.retries:
             return False
         self.stats.retries += 1
-        slots[number] = _Slot(slot.spec, attempt=slot.attempt + 1)
+        slots[number] = _Slot(slot.spec, attempt=attempt, losses=losses)
         return True
 
     def _observe(self, slot: _Slot, observation: Observation) -> bool:
@@ -178,6 +190,9 @@ class RolloutEngine:
             slot.spec.told_budget, slot.turn, announce=self._config.announce, wording=self._config.wording
         )
         ids = self._chat.observation_ids(observation.text + line, first=slot.turn == 1)
+        if slot.turns and slot.turns[-1].truncated:
+            # Nobody sampled the end of that reply: it is appended like an observation, without log-probs or loss.
+            ids = self._chat.closing_ids + ids
         slot.anchor = observation.anchor
         slot.observation_ids = ids
         slot.length += len(ids)
@@ -219,21 +234,25 @@ class RolloutEngine:
         finished, requests = [], []
         for number in stopped:
             slot = slots[number]
-            if slot.sampled[-1] in self._stop_ids:
+            if self._is_complete(slot) or self._config.on_turn_cap == "close":
                 requests.append(StepRequest(number, self._chat.reply_text(tuple(slot.sampled))))
                 continue
-            # The reply hit its cap: the environment never sees it, and it is not an invalid action either.
+            # The environment never sees this reply, and it is not an invalid action either.
             self._record_turn(slot, self._chat.reply_text(tuple(slot.sampled)), None)
             finished.append(self._finish(slots, number, "turn_tokens"))
         retried = []
         for request, result in zip(requests, self._run_pool(requests), strict=True):
             if not isinstance(result, InfrastructureError):
                 finished += self._advance(slots, request, result)
-            elif self._retry(slots, request.slot):
+            elif self._retry(slots, request.slot, result):
                 retried.append(request.slot)
             else:
                 finished.append(self._finish(slots, request.slot, "infrastructure", detail=str(result)))
         return finished + self._reset(slots, retried)
+
+    def _is_complete(self, slot: _Slot) -> bool:
+        """Whether the reply ended by itself, not at its cap."""
+        return slot.sampled[-1] in self._stop_ids
 
     def _advance(self, slots: list[_Slot | None], request: StepRequest, result: StepResult) -> list[Episode]:
         slot = slots[request.slot]
@@ -263,7 +282,8 @@ class RolloutEngine:
                 reward=float(step_reward),
                 anchor=slot.anchor,
                 remaining=budgets.remaining_turns(slot.spec.enforced_budget, slot.turn),
-                truncated=result is None,
+                **step_signal(info),
+                truncated=not self._is_complete(slot),
             )
         )
         slot.sampled, slot.logprobs = [], []
@@ -292,6 +312,7 @@ class RolloutEngine:
         begun = time.perf_counter()
         results = self._pool.run(requests)
         self.stats.env_seconds += time.perf_counter() - begun
+        self.stats.failures.update(result.kind for result in results if isinstance(result, InfrastructureError))
         return results
 
 

@@ -32,6 +32,7 @@ class SamplerConfig:
     decode_chunk: int
     ready_slots: int
     stop_ids: tuple[int, ...]
+    top_p: float = 1.0
 
 
 @jax.tree_util.register_dataclass
@@ -88,6 +89,25 @@ def sample_tokens(logits: jax.Array, uniforms: jax.Array) -> tuple[jax.Array, ja
     tokens = block * BLOCK + offset
     chosen = jnp.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0]
     return tokens.astype(jnp.int32), chosen - top[:, 0] - jnp.log(total)
+
+
+def nucleus(logits: jax.Array, top_p: float) -> jax.Array:
+    """Logits with -inf outside the nucleus (arXiv 1904.09751): the likeliest tokens that together reach `top_p`.
+
+    A token stays where those strictly likelier than it have less than `top_p` of the mass, so equally likely tokens
+    stay or go together and the likeliest always stay.
+
+    Args:
+      logits: [N, V] float32, already divided by the temperature.
+      top_p: static, in (0, 1].
+    """
+    if top_p >= 1.0:
+        return logits
+    ordered = jnp.sort(logits, axis=-1, descending=True)
+    mass = jax.nn.softmax(ordered, axis=-1)
+    inside = jnp.cumsum(mass, axis=-1) - mass < top_p  # a run from the left, the likeliest included
+    least = jnp.min(jnp.where(inside, ordered, jnp.inf), axis=-1, keepdims=True)
+    return jnp.where(logits >= least, logits, -jnp.inf)
 
 
 def uniforms_for(keys: jax.Array, position: jax.Array) -> jax.Array:
@@ -172,7 +192,7 @@ def generate(
 
     def draw(hidden: jax.Array, position: jax.Array, active: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         logits = kv.next_token_logits(params, hidden) / temperature
-        token, logprob = sample_tokens(logits, uniforms_for(request.keys, position))
+        token, logprob = sample_tokens(nucleus(logits, config.top_p), uniforms_for(request.keys, position))
         done = stop[token] | (position + 1 >= config.max_turn_tokens)
         return token, logprob, active & done
 

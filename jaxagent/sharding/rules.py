@@ -17,6 +17,7 @@ RULES: Mapping[str, tuple[str, ...]] = {
     "kv_heads": ("tensor",),
     "head_dim": (),
     "mlp": ("tensor",),
+    "rank": (),
 }
 _SAMPLER_RULES = {name: tuple(axis for axis in axes if axis == "tensor") for name, axes in RULES.items()}
 

@@ -17,7 +17,10 @@ import orbax.checkpoint as ocp
 from absl import logging
 
 from jaxagent.errors import UserError
-from jaxagent.models.decoder import DecoderConfig
+from jaxagent.models import decoder, lora
+from jaxagent.models.decoder import DecoderConfig, Lora, RopeScaling
+from jaxagent.sharding import rules
+from jaxagent.sharding.mesh import make_mesh
 from jaxagent.training.state import TrainState
 
 SPARE_BYTES = 1 << 20  # for records and indices beside the arrays of a checkpoint
@@ -104,11 +107,22 @@ class Checkpoints:
 def load_params(run: str | pathlib.Path, model: DecoderConfig, shardings: dict) -> tuple[dict, dict[str, Any]]:
     """The weights of a run's best checkpoint (else its newest), and the checkpoint's record.
 
+    The adapters of a run with LoRA are merged into its weights.
+
     Args:
       run: a run folder.
       model: the shape that the weights must have; another shape raises `UserError` naming the differing fields.
       shardings: where each parameter goes, in the structure of the parameters.
     """
+    where, record = find_checkpoint(run)
+    saved = saved_model(where, record)
+    _check_model(where, record, dataclasses.replace(model, lora=saved.lora))
+    with _reading(where):
+        return _restore_policy(where / "state", saved, shardings), record
+
+
+def find_checkpoint(run: str | pathlib.Path) -> tuple[pathlib.Path, dict[str, Any]]:
+    """The folder of a run's best checkpoint (else of its newest), and its record."""
     run = pathlib.Path(run)
     if not run.is_dir():
         raise UserError(f"{run}: no such run folder")
@@ -121,23 +135,74 @@ def load_params(run: str | pathlib.Path, model: DecoderConfig, shardings: dict) 
         if step is None:
             continue
         record = _read_record(manager, step)
-        _check_model(folder / str(step), record, model)
-        with _reading(folder / str(step)):
-            params = _restore_params(folder / str(step) / "state", shardings)
         manager.close()
-        return params, record
+        return folder / str(step), record
     raise UserError(f"{run}: the run holds no checkpoint")
 
 
-def _restore_params(folder: pathlib.Path, shardings: dict) -> dict:
-    """Reads `params` alone out of a saved TrainState; moments stay on disk."""
+def saved_model(where: pathlib.Path, record: dict[str, Any]) -> DecoderConfig:
+    """The shape that a checkpoint's record describes; fields that it lacks are younger than it and have their defaults.
+
+    Raises `UserError` for a record that describes none.
+    """
+    known = {field.name for field in dataclasses.fields(DecoderConfig)}
+    try:
+        stored = {name: value for name, value in record["model"].items() if name in known}
+        if stored.get("lora"):
+            stored["lora"] = Lora(**stored["lora"] | {"targets": tuple(stored["lora"]["targets"])})
+        if stored.get("rope_scaling"):
+            stored["rope_scaling"] = RopeScaling(**stored["rope_scaling"])
+        return DecoderConfig(**stored)
+    except (KeyError, TypeError, AttributeError, UserError) as error:
+        raise UserError(f"{where}: its record describes no model ({type(error).__name__}: {error})") from None
+
+
+def load_plain(run: str | pathlib.Path, model: DecoderConfig) -> dict:
+    """The plain weights of a run, spread over all devices of this process."""
+    plain = dataclasses.replace(model, lora=None)
+    mesh = make_mesh(data=1, fsdp=-1)
+    shardings = rules.param_shardings(mesh, decoder.logical_axes(plain), decoder.param_shapes(plain))
+    return load_params(run, plain, shardings)[0]
+
+
+def load_adapters(run: str | pathlib.Path) -> tuple[dict, DecoderConfig]:
+    """The adapters of a run with LoRA on one device, and its model; `UserError` for a run without."""
+    where, record = find_checkpoint(run)
+    model = saved_model(where, record)
+    if model.lora is None:
+        raise UserError(f"{where}: holds no LoRA adapters: the run trained all weights")
+    shardings = rules.param_shardings(
+        make_mesh(devices=jax.devices()[:1]),
+        lora.adapter_axes(model),
+        jax.eval_shape(lambda: lora.init_adapters(model, jax.random.key(0))),
+    )
+    with _reading(where):
+        return _restore(where / "state", {"params": shardings})["params"], model
+
+
+def _restore_policy(folder: pathlib.Path, saved: DecoderConfig, shardings: dict) -> dict:
+    """The plain weights out of a saved TrainState; moments stay on disk."""
+    if saved.lora is None:
+        return _restore(folder, {"params": shardings})["params"]
+    mesh = jax.tree.leaves(shardings)[0].mesh
+    shapes = jax.eval_shape(lambda: lora.init_adapters(saved, jax.random.key(0)))
+    adapters = rules.param_shardings(mesh, lora.adapter_axes(saved), shapes)
+    restored = _restore(folder, {"params": adapters, "base": shardings})
+
+    def merge(base: dict, adapters: dict) -> dict:
+        return lora.merge(saved, lora.combine(base, adapters))
+
+    return jax.jit(merge, out_shardings=shardings, donate_argnums=0)(restored["base"], restored["params"])
+
+
+def _restore(folder: pathlib.Path, shardings: dict) -> dict:
+    """Reads the named parts of a saved TrainState, placed as their shardings say."""
     checkpointer = ocp.PyTreeCheckpointer()
-    restore_args = {"params": jax.tree.map(lambda s: ocp.ArrayRestoreArgs(sharding=s), shardings)}
-    item = {"params": jax.tree.map(lambda _: 0, shardings)}
-    restored = checkpointer.restore(
+    restore_args = jax.tree.map(lambda s: ocp.ArrayRestoreArgs(sharding=s), shardings)
+    item = jax.tree.map(lambda _: 0, shardings)
+    return checkpointer.restore(
         folder, args=ocp.args.PyTreeRestore(item=item, restore_args=restore_args, partial_restore=True)
     )
-    return restored["params"]
 
 
 def _present(state: TrainState) -> dict[str, Any]:
@@ -203,9 +268,9 @@ def _first_line(error: BaseException) -> str:
 
 
 def _check_model(where: pathlib.Path, record: dict[str, Any], model: DecoderConfig) -> None:
-    saved, wanted = record.get("model", {}), dataclasses.asdict(model)
+    saved, wanted = dataclasses.asdict(saved_model(where, record)), dataclasses.asdict(model)
     # What changes neither names nor shapes of the weights may differ.
-    free = {"compute_dtype", "remat", "embedding_std"}
+    free = {"compute_dtype", "remat", "attention", "embedding_std"}
     differing = [
         f"{name} (checkpoint {saved.get(name)}, config {value})"
         for name, value in wanted.items()

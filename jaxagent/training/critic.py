@@ -9,7 +9,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from jaxagent.models import decoder
+from jaxagent.models import decoder, lora
 
 KINDS = ("head", "separate")
 
@@ -23,10 +23,10 @@ def init_params(kind: str, model: decoder.DecoderConfig, policy_params: dict) ->
     return {"head": head} if kind == "head" else {"head": head, "trunk": jax.tree.map(jnp.copy, policy_params)}
 
 
-def logical_axes(kind: str, model: decoder.DecoderConfig) -> dict:
-    """The logical name of every axis, in the structure of `init_params`."""
+def logical_axes(kind: str, policy_axes: dict) -> dict:
+    """The logical name of every axis, in the structure of `init_params`; `policy_axes` are those of the policy."""
     head = {"weight": ("embed",), "bias": ()}
-    return {"head": head} if kind == "head" else {"head": head, "trunk": decoder.logical_axes(model)}
+    return {"head": head} if kind == "head" else {"head": head, "trunk": policy_axes}
 
 
 def values(
@@ -38,28 +38,25 @@ def values(
     segment_ids: jax.Array,
     *,
     trunk_weight: float = 0.0,
+    base: dict | None = None,
 ) -> jax.Array:
     """Values [B, S] float32, differentiable; 0 at s = 0.
 
     Args:
       model: static.
-      params: as from `init_params`.
+      params: as from `init_params`; with LoRA the trunk's adapters stand in `params`, their base in `base`.
       policy_hidden: [B, S, D], the policy's hidden states; what a head on its trunk reads.
       tokens, positions, segment_ids: [B, S], for a separate network.
       trunk_weight: static; the share of the gradient that a head sends into `policy_hidden`.
     """
     if "trunk" in params:
-        hidden = decoder.forward(model, params["trunk"], tokens, positions, segment_ids)
+        trunk = params["trunk"] if base is None else lora.combine(base, params["trunk"])
+        hidden = decoder.forward(model, trunk, tokens, positions, segment_ids)
     else:
         stopped = jax.lax.stop_gradient(policy_hidden)
         hidden = stopped + trunk_weight * (policy_hidden - stopped) if trunk_weight else stopped
     per_token = hidden.astype(jnp.float32) @ params["head"]["weight"] + params["head"]["bias"]
     return jnp.pad(per_token[:, :-1], ((0, 0), (1, 0)))
-
-
-def copied_trunk(params: dict, policy_params: dict) -> dict:
-    """The critic's parameters with a trunk copied from `policy_params`, where it has a trunk."""
-    return params | {"trunk": jax.tree.map(jnp.copy, policy_params)} if "trunk" in params else params
 
 
 @jax.tree_util.register_dataclass

@@ -22,6 +22,9 @@ from ml_collections import ConfigDict
 from jaxagent import batches, episodes
 from jaxagent.episodes import Episode, EpisodeSpec
 from jaxagent.errors import UserError
+from jaxagent.models import decoder
+from jaxagent.models.weights.load import load_params
+from jaxagent.models.weights.sources import SafetensorsFolder
 from jaxagent.rollout.engine import RolloutEngine
 from jaxagent.rollout.setup import Setup, make_setup, sampler_params_fn
 from jaxagent.rollout.specs import draw_budget, group_specs, told_specs
@@ -30,7 +33,7 @@ from jaxagent.training import checkpoints as ckpt
 from jaxagent.training import policy_step, prepare, redraws, rows
 from jaxagent.training import state as states
 from jaxagent.training import step as steps
-from jaxagent.training.episode_metrics import episode_metrics
+from jaxagent.training.episode_metrics import episode_metrics, kept_metrics, part_success
 from jaxagent.training.interrupts import Interrupts
 from jaxagent.training.options import algorithm_options, budget_sampler
 from jaxagent.training.policy_step import PolicyConfig
@@ -74,7 +77,8 @@ def run(config: ConfigDict, workdir: str | pathlib.Path, *, resume: bool, log: R
     parse_trajectories(config.logging.trajectories)
     workdir = pathlib.Path(workdir)
     optimizer = states.make_optimizer(states.optimizer_settings(config.optimizer))
-    saved = ckpt.Checkpoints(workdir, setup.model, kind="train", keep=config.checkpoint.keep)
+    setup.keep_description(workdir)
+    saved = ckpt.Checkpoints(workdir, setup.trained_model, kind="train", keep=config.checkpoint.keep)
     state, record = initial_state(setup, optimizer, saved, resume=resume, extras=options.extras)
     engine = setup.make_engine()
     compiles = CompileCounter()
@@ -119,29 +123,41 @@ def initial_state(
     resume: bool,
     extras: states.StateExtras = states.POLICY_ALONE,
 ) -> tuple[states.TrainState, dict]:
-    """The state to start from, placed on the mesh: the newest checkpoint, else `model.init_from`, else random
-    weights."""
+    """The state to start from, placed on the mesh: the newest checkpoint, else `model.init_from`, else
+    `model.pretrained`, else random weights."""
     if resume and saved.latest_step() is not None:
         state, record = saved.restore(_abstract_state(setup, optimizer, extras))
         saved.drop_best_after(int(state.step))
         return state, record
-    state = fresh_state(setup, optimizer, extras)
+    params = initial_params(setup)
+    if params is None:
+        return fresh_state(setup, optimizer, extras), {}
+    settings = {"seed": setup.config.seed, "extras": extras}
+    create = functools.partial(states.from_params, setup.trained_model, optimizer, **settings)
+    shardings = states.state_shardings(setup.trained_model, optimizer, setup.mesh, extras)
+    return jax.jit(create, out_shardings=shardings, donate_argnums=0)(params), {}
+
+
+def initial_params(setup: Setup) -> dict | None:
+    """The weights of `model.init_from`, else of `model.pretrained`, placed on the mesh; None for random ones."""
+    shardings = rules.param_shardings(setup.mesh, decoder.logical_axes(setup.model), decoder.param_shapes(setup.model))
     if setup.config.model.init_from:
-        shardings = states.state_shardings(setup.model, optimizer, setup.mesh, extras).params
-        params, _ = ckpt.load_params(setup.config.model.init_from, setup.model, shardings)
-        state = states.start_from(state, params)
-    return state, {}
+        return ckpt.load_params(setup.config.model.init_from, setup.model, shardings)[0]
+    if setup.pretrained:
+        return load_params(SafetensorsFolder(setup.pretrained), setup.model, shardings)
+    return None
 
 
 def fresh_state(setup: Setup, optimizer: object, extras: states.StateExtras = states.POLICY_ALONE) -> states.TrainState:
     """Random weights from the run's seed, placed on the mesh; no two leaves share a buffer."""
-    create = functools.partial(states.init_state, setup.model, optimizer, setup.config.seed, extras)
-    return jax.jit(create, out_shardings=states.state_shardings(setup.model, optimizer, setup.mesh, extras))()
+    create = functools.partial(states.init_state, setup.trained_model, optimizer, setup.config.seed, extras)
+    return jax.jit(create, out_shardings=states.state_shardings(setup.trained_model, optimizer, setup.mesh, extras))()
 
 
 def _abstract_state(setup: Setup, optimizer: object, extras: states.StateExtras) -> states.TrainState:
-    shapes = jax.eval_shape(functools.partial(states.init_state, setup.model, optimizer, setup.config.seed, extras))
-    shardings = states.state_shardings(setup.model, optimizer, setup.mesh, extras)
+    create = functools.partial(states.init_state, setup.trained_model, optimizer, setup.config.seed, extras)
+    shapes = jax.eval_shape(create)
+    shardings = states.state_shardings(setup.trained_model, optimizer, setup.mesh, extras)
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes, shardings
     )
@@ -181,7 +197,7 @@ def make_step_config(setup: Setup) -> steps.StepConfig:
     """The static settings of the training step."""
     config = setup.config
     return steps.StepConfig(
-        model=setup.model,
+        model=setup.trained_model,
         micro_rows=config.optimizer.micro_rows,
         logprob_chunk=config.optimizer.logprob_chunk,
         temperature=config.rollout.temperature,
@@ -243,7 +259,7 @@ class Trainer:
         self._compiles = compiles
         self._best_score = record.get("best_score")
         self._update = make_update(setup, optimizer)
-        self._to_sampler = sampler_params_fn(setup.model, setup.mesh)
+        self._to_sampler = sampler_params_fn(setup.trained_model, setup.mesh)
         self._budgets = budget_sampler(self._config)
         self._budget_keys: dict[int, str] = {}  # group number -> the task id that keys its budget, this update
         self._train_tasks = setup.tasks("train", self._config.env.train_tasks)
@@ -277,11 +293,11 @@ class Trainer:
         arrays, packed = make_batch(self._config, self._update, finished, replay=self._replayed(number, finished))
         state, metrics = apply_update(self._update, state, arrays, packed)
         updated = time.perf_counter()
-        metrics |= episode_metrics(finished, np.asarray(arrays.rewards), np.asarray(arrays.group_ids))
-        singletons = metrics.get("groups/singletons", 0)
-        if singletons and singletons == metrics["groups/count"] and self._config.algorithm.name != "ppo":
+        metrics |= episode_metrics(finished, arrays, rows.in_statistics(self._config, arrays, finished))
+        singletons, count = metrics["groups/singletons"], metrics["groups/count"]
+        if singletons and singletons == count and self._config.algorithm.name != "ppo":
             warnings.warn("every group holds one episode: all advantages are 0, nothing is learned", stacklevel=2)
-        metrics |= rows.kept_metrics(arrays, finished, packed) | collected.metrics()
+        metrics |= kept_metrics(finished, arrays, packed) | collected.metrics()
         metrics |= self._engine.take_stats().metrics()
         self._write_trajectories(number, finished)
         if self._held_out and int(state.step) % self._config.eval.every == 0:
@@ -358,14 +374,14 @@ class Trainer:
         ]
 
     def _set_weights(self, state: states.TrainState) -> None:
-        self._engine.set_params(self._to_sampler(state.params), version=int(state.step))
+        self._engine.set_params(self._to_sampler(states.policy_params(state)), version=int(state.step))
 
     def _look(self, state: states.TrainState) -> dict[str, float]:
         """Pass@1 on held-out tasks at each told budget; keeps the checkpoint with the best mean."""
         look = self._config.eval
         self._set_weights(state)
         tasks = [self._held_out.task(index) for index in range(min(look.tasks, len(self._held_out)))]
-        metrics = {}
+        metrics, by_part = {}, {}
         for percent in look.percents:
             specs = told_specs(
                 tasks,
@@ -376,9 +392,10 @@ class Trainer:
             )
             finished = [episode for episode in self._engine.run_episodes(specs) if not episode.is_void]
             metrics[f"eval/pass_at_1_{percent}"] = float(np.mean([e.success for e in finished])) if finished else 0.0
+            by_part |= part_success(finished, f"eval_pass_at_1_{percent}")
         self._engine.take_stats()
         score = float(np.mean(list(metrics.values())))
-        metrics["eval/pass_at_1"] = score
+        metrics |= by_part | {"eval/pass_at_1": score}
         if self._best_score is None or score > self._best_score:
             self._best_score = score
             self._saved.save_best(state, {"best_score": score})

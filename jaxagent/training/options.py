@@ -14,9 +14,8 @@ from jaxagent.config import default_config
 from jaxagent.errors import UserError
 from jaxagent.training.state import CriticSettings, StateExtras, optimizer_settings
 
-NAMES = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "gigpo", "ppo")
+NAMES = (*FUNCTIONS["group_advantages"], "ppo")
 STD_NAMES = ("grpo", "gigpo")  # those with the switch `normalize_std`
-RATIOS = ("token", "gspo_sequence", "gspo_token")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,7 +195,7 @@ def _check_ranges(section: ConfigDict) -> None:
     _check_choices(
         {
             "name": NAMES,
-            "ratio": RATIOS,
+            "ratio": tuple(FUNCTIONS["ratio"]),
             "aggregation": ("auto", *FUNCTIONS["aggregation"]),
             "old_logprobs": ("behaviour", "recomputed"),
             "overruns": ("zero", "mask", "drop", "penalty"),
@@ -224,7 +223,7 @@ def _check_ranges(section: ConfigDict) -> None:
         "critic.alone_updates",
     )
     _check_numbers(section, (*positive, *more), 0, None)
-    if section.dual_clip and section.dual_clip <= 1:
+    if section.dual_clip and not section.dual_clip > 1:
         raise UserError(f"algorithm.dual_clip must exceed 1 (3.0 is usual) or be 0 for none, got {section.dual_clip}")
     bounds = section.sequence_mask
     if bounds and not (len(bounds) == 2 and 0 <= bounds[0] <= 1 <= bounds[1]):
@@ -233,7 +232,12 @@ def _check_ranges(section: ConfigDict) -> None:
 
 def _complaints(config: ConfigDict) -> Iterator[str]:
     """What cannot work together, each as one line."""
-    section = config.algorithm
+    section, top_p = config.algorithm, config.rollout.top_p
+    if top_p != 1:
+        yield (
+            f"rollout.top_p={top_p} with importance ratios: the sampler's log-probs are of a cut distribution, the "
+            "trainer's of the whole one; train with rollout.top_p=1.0 and set it for `jaxagent evaluate` alone"
+        )
     yield from _advantage_complaints(config)
     yield from _loss_complaints(section)
     yield from _unused_complaints(section)
@@ -248,6 +252,8 @@ def _complaints(config: ConfigDict) -> Iterator[str]:
         yield "algorithm.overruns=penalty needs algorithm.overrun_penalty above 0"
     if section.name == "ppo" and section.critic.kind == "none":
         yield "algorithm.name=ppo needs a critic: set algorithm.critic.kind to head or separate"
+    if section.name == "ppo" and not section.critic.learning_rate:
+        yield "algorithm.critic.learning_rate=0 leaves the critic as it starts: give it a rate above 0"
 
 
 def _advantage_complaints(config: ConfigDict) -> Iterator[str]:
@@ -287,10 +293,11 @@ def _loss_complaints(section: ConfigDict) -> Iterator[str]:
     kl = section.kl
     if not kl.coefficient:
         return
-    if kl.place == "reward" and section.name == "ppo" and section.ppo.advantage == "bi_level_gae":
+    ragen = section.ppo.advantage == "bi_level_gae" and section.ppo.bootstrap == "turn_end"
+    if kl.place == "reward" and section.name == "ppo" and ragen:
         yield (
-            "algorithm.kl.place=reward with ppo.advantage=bi_level_gae would enter the turns' targets as if the "
-            "environment had paid it: put the KL in the loss, or use turn_gae"
+            "algorithm.kl.place=reward with ppo.advantage=bi_level_gae and ppo.bootstrap=turn_end charges a turn for "
+            "tokens that its value already knows: use bootstrap=turn_start, turn_gae, or kl.place=loss"
         )
     if kl.place == "reward" and kl.kind in ("k2", "k3_st"):
         yield f"algorithm.kl.kind={kl.kind} shapes a gradient, and a reward has none: use k1 or k3 with place=reward"

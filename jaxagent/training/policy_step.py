@@ -14,13 +14,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxagent.algorithms import losses
+from jaxagent.algorithms import FUNCTIONS, losses
 from jaxagent.algorithms.kl import kl
 from jaxagent.batches import TokenBatch
 from jaxagent.budgets import NUM_TENTHS
 from jaxagent.training import critic as critics
 from jaxagent.training.options import AlgorithmOptions
-from jaxagent.training.state import TrainState, make_optimizer
+from jaxagent.training.state import TrainState, make_optimizer, with_base
 from jaxagent.training.step import (
     Metrics,
     StepConfig,
@@ -54,7 +54,8 @@ def train_step(config: PolicyConfig, state: TrainState, batch: TokenBatch) -> tu
         multiple of the rows of a micro-batch.
 
     Returns:
-      the new state and metrics: means over all gradient steps, and [10] arrays per budget tenth (`*_by_tenth`).
+      the new state and metrics: means over all gradient steps (differences from the sampler's log-probs: of the
+      first), and [10] arrays per budget tenth (`*_by_tenth`).
     """
     options = config.options
     steps = options.epochs * options.minibatches
@@ -68,7 +69,8 @@ def train_step(config: PolicyConfig, state: TrainState, batch: TokenBatch) -> tu
             return _gradient_step(config, state, jax.tree.map(lambda leaf: leaf[number], pieces))
 
         state, (metrics, tenths) = jax.lax.scan(body, state, order)
-        metrics = {name: jnp.mean(values) for name, values in metrics.items()}
+        # The sampler's weights are those of the first step; later ones differ from it for good reason.
+        metrics = {n: x[0] if n.startswith("train/logprob_diff") else jnp.mean(x) for n, x in metrics.items()}
         tenths = jnp.sum(tenths, axis=0)
     metrics["train/tokens"] = jnp.sum(loss_mask(batch)).astype(jnp.float32)
     state = dataclasses.replace(state, reference=_averaged(options, state), step=state.step + 1)
@@ -81,7 +83,7 @@ def _gradient_step(
     """One step of the policy's optimizer, and of the critic's."""
     mask, weights, value_weights = _weights(config.options, batch)
     params = (state.params, state.critic.params if state.critic else None)
-    loss_fn = functools.partial(_loss, config)
+    loss_fn = functools.partial(_loss, config, state.base)
     inputs = (batch, mask, weights, value_weights)
     (policy_grads, critic_grads), (metrics, tenths) = accumulate(config.step, loss_fn, params, inputs, loss_mask(batch))
     updates, opt_state = config.optimizer.update(policy_grads, state.opt_state, state.params)
@@ -118,6 +120,7 @@ def _weights(options: AlgorithmOptions, batch: TokenBatch) -> tuple[jax.Array, j
 
 def _loss(
     config: PolicyConfig,
+    base: dict | None,
     params: tuple[dict, dict | None],
     batch: TokenBatch,
     mask: jax.Array,
@@ -125,10 +128,11 @@ def _loss(
     value_weights: jax.Array,
 ) -> tuple[jax.Array, tuple[Metrics, jax.Array]]:
     """A micro-batch's share of the loss: policy, and value where there is a critic."""
-    policy, critic = params
+    policy, critic = with_base(base, params[0]), params[1]
     hidden = hidden_states(config.step, policy, batch)
     logprob, entropy = hidden_scores(config.step, policy, hidden, batch)
     loss, metrics, tenths = _policy_loss(config.options, batch, mask, weights, logprob, entropy)
+    metrics |= _sampler_difference(batch, value_weights, logprob)
     if critic is not None:
         settings = config.options.critic
         values = critics.values(
@@ -139,6 +143,7 @@ def _loss(
             batch.positions,
             batch.segment_ids,
             trunk_weight=settings.trunk_weight,
+            base=base,
         )
         value_loss, value_metrics = _value_loss(config.options, batch, value_weights, values)
         loss, metrics = loss + value_loss, metrics | value_metrics
@@ -156,9 +161,7 @@ def _policy_loss(
     """Clipped surrogate with its corrections, entropy bonus and KL term; metrics; sums per budget tenth."""
     loss = options.loss
     log_ratio = losses.masked_difference(logprob, batch.old_logprobs, mask)
-    if loss.ratio != "token":
-        variant = loss.ratio.removeprefix("gspo_")
-        log_ratio = losses.sequence_log_ratio(log_ratio, mask, batch.episode_index, variant=variant)
+    log_ratio = FUNCTIONS["ratio"][loss.ratio](log_ratio, mask, batch.episode_index)
     bounds = {"clip_low": loss.clip_low, "clip_high": loss.clip_high, "dual_clip": loss.dual_clip}
     per_token, clipped = losses.surrogate(log_ratio, batch.advantages, mask=mask, **bounds)
     if loss.importance_cap:
@@ -174,12 +177,21 @@ def _policy_loss(
     mean = functools.partial(weighted_mean, mask, weights)
     metrics = {
         "train/loss": total,
-        "train/logprob_diff_mean": mean(jnp.abs(logprob - batch.behaviour_logprobs)),
         **{f"train/{name}": mean(statistics[name]) for name in ("entropy", "ratio", "clip_share", "kl_behaviour")},
     }
     if options.needs_reference:
         metrics["train/kl_reference"] = mean(statistics["kl_reference"])
     return total, metrics, _sums_by_tenth(batch, mask, statistics)
+
+
+def _sampler_difference(batch: TokenBatch, weights: jax.Array, logprob: jax.Array) -> Metrics:
+    """How far log-probs lie from the sampler's, token by token; `weights` are those of a mean over tokens."""
+    mask = loss_mask(batch)
+    difference = jnp.abs(losses.masked_difference(logprob, batch.behaviour_logprobs, mask))
+    return {
+        "train/logprob_diff_mean": weighted_mean(mask, weights, difference),
+        "train/logprob_diff_max": jax.lax.stop_gradient(jnp.max(difference)),
+    }
 
 
 def _value_loss(

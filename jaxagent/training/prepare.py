@@ -12,7 +12,7 @@ from jaxagent.batches import EpisodeArrays, TokenBatch
 from jaxagent.training import critic as critics
 from jaxagent.training.options import AlgorithmOptions, PPOOptions
 from jaxagent.training.policy_step import PolicyConfig
-from jaxagent.training.state import TrainState
+from jaxagent.training.state import TrainState, policy_params, with_base
 from jaxagent.training.step import hidden_scores, hidden_states, loss_mask, score_tokens, split_rows
 
 
@@ -34,19 +34,21 @@ def needs_scores(options: AlgorithmOptions) -> bool:
 def score_batch(config: PolicyConfig, state: TrainState, batch: TokenBatch) -> Scores:
     """One pass by micro-batches under the present policy, its reference and its critic; empty ones are skipped."""
     options = config.options
+    params = policy_params(state)
 
     def score(micro: TokenBatch) -> Scores:
         found = Scores()
         if options.old_logprobs == "recomputed" or options.critic:
-            hidden = hidden_states(config.step, state.params, micro)
+            hidden = hidden_states(config.step, params, micro)
         if options.old_logprobs == "recomputed":
-            found = dataclasses.replace(found, old_logprobs=hidden_scores(config.step, state.params, hidden, micro)[0])
+            found = dataclasses.replace(found, old_logprobs=hidden_scores(config.step, params, hidden, micro)[0])
         if options.critic:
             inputs = (micro.tokens, micro.positions, micro.segment_ids)
-            values = critics.values(config.step.model, state.critic.params, hidden, *inputs)
+            values = critics.values(config.step.model, state.critic.params, hidden, *inputs, base=state.base)
             found = dataclasses.replace(found, old_values=values)
         if options.needs_reference:
-            found = dataclasses.replace(found, ref_logprobs=score_tokens(config.step, state.reference, micro)[0])
+            reference = with_base(state.base, state.reference)
+            found = dataclasses.replace(found, ref_logprobs=score_tokens(config.step, reference, micro)[0])
         return found
 
     chunks = split_rows(config.step, batch)
@@ -84,14 +86,14 @@ def prepare_batch(
 
 def group_advantages(options: AlgorithmOptions, arrays: EpisodeArrays) -> jax.Array:
     """Advantages of a group method: [N], or [N, T] for GiGPO."""
-    name = "grpo" if options.name == "dr_grpo" else options.name
+    name = options.name
     function = FUNCTIONS["group_advantages"][name]
     divisor = {"normalize_std": options.normalize_std, "std_floor": options.std_floor}
     if name == "gigpo":
         ids = (arrays.group_ids, arrays.anchor_ids)
         settings = dataclasses.asdict(options.gigpo) | divisor
         return function(arrays.step_rewards, *ids, arrays.turn_mask, arrays.valid, **settings)
-    settings = divisor if name == "grpo" else {}
+    settings = divisor if name in ("grpo", "dr_grpo") else {}
     if name == "reinforce_plus_plus":
         settings = {"group_baseline": options.group_baseline}
     return function(arrays.rewards, arrays.group_ids, arrays.valid, **settings)

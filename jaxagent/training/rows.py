@@ -7,9 +7,9 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from jaxagent import batches
-from jaxagent.budgets import NUM_TENTHS
 from jaxagent.episodes import Episode
 from jaxagent.errors import UserError
+from jaxagent.training.episode_metrics import budget_tenths
 
 MINIBATCH_STREAM = 0x3B17  # keeps the split into minibatches apart from other draws of the same step
 
@@ -84,6 +84,13 @@ def overruns(arrays: batches.EpisodeArrays, finished: Sequence[Episode]) -> np.n
     )
 
 
+def in_statistics(config: ConfigDict, arrays: batches.EpisodeArrays, finished: Sequence[Episode]) -> np.ndarray:
+    """[len(finished)] bool: neither void nor an overrun that `algorithm.overruns=drop` takes out."""
+    void = np.array([episode.is_void for episode in finished], bool)
+    dropped = overruns(arrays, finished) if config.algorithm.overruns == "drop" else np.zeros(len(finished), bool)
+    return ~void & ~dropped
+
+
 def flat_rows(config: ConfigDict, arrays: batches.EpisodeArrays) -> np.ndarray:
     """[N] bool: rows of groups without two different returns (outcomes, with GiGPO the sums of all rewards).
 
@@ -101,20 +108,6 @@ def flat_rows(config: ConfigDict, arrays: batches.EpisodeArrays) -> np.ndarray:
 def drop_flat_groups(config: ConfigDict, arrays: batches.EpisodeArrays) -> None:
     """Takes the rows of flat groups out of the loss and the statistics, in place."""
     arrays.valid[flat_rows(config, arrays)] = False
-
-
-def kept_metrics(
-    arrays: batches.EpisodeArrays, finished: Sequence[Episode], batch: batches.TokenBatch
-) -> dict[str, float]:
-    """The budget histogram after all filters: groups with a token in the loss, per tenth."""
-    trained = batch.policy_mask & batch.budget_mask & batch.valid
-    kept = np.unique(batch.episode_index[trained])
-    tenth_of_group = {int(arrays.group_ids[row]): int(_tenths(arrays, finished)[row]) for row in kept}
-    counts = (
-        np.bincount(list(tenth_of_group.values()), minlength=NUM_TENTHS) if tenth_of_group else np.zeros(NUM_TENTHS)
-    )
-    metrics = {f"budget/kept_groups_tenth_{tenth + 1}": float(count) for tenth, count in enumerate(counts)}
-    return metrics | {"groups/kept": float(len(tenth_of_group))}
 
 
 def minibatch_order(episodes: Sequence[Episode], minibatches: int) -> list[np.ndarray]:
@@ -156,16 +149,8 @@ def _with_groups(
     episode = np.maximum(batch.episode_index, 0)
     placed = batch.episode_index >= 0
     groups = np.where(placed, arrays.group_ids[episode], -1).astype(np.int32)
-    tenths = np.where(placed, _tenths(arrays, finished)[episode], 0).astype(np.int32)
+    tenths = np.where(placed, budget_tenths(finished, arrays)[episode], 0).astype(np.int32)
     return dataclasses.replace(batch, group_ids=groups, budget_tenths=tenths)
-
-
-def _tenths(arrays: batches.EpisodeArrays, finished: Sequence[Episode]) -> np.ndarray:
-    """[N] int: ceil(10 * budget / full budget) - 1 of each row."""
-    tenths = np.zeros(len(arrays.budgets), np.int64)
-    for row, episode in enumerate(finished):
-        tenths[row] = -(-NUM_TENTHS * int(arrays.budgets[row]) // episode.max_budget) - 1
-    return tenths
 
 
 def _check_anchors(finished: Sequence[Episode]) -> None:

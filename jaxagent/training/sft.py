@@ -43,7 +43,8 @@ def run(config: ConfigDict, workdir: str | pathlib.Path, *, resume: bool, log: R
     _check(config, setup)
     settings = states.optimizer_settings(config.optimizer, learning_rate=config.sft.learning_rate)
     optimizer = states.make_optimizer(settings)
-    saved = ckpt.Checkpoints(workdir, setup.model, kind="sft", keep=config.checkpoint.keep)
+    setup.keep_description(workdir)
+    saved = ckpt.Checkpoints(workdir, setup.trained_model, kind="sft", keep=config.checkpoint.keep)
     state, _ = initial_state(setup, optimizer, saved, resume=resume)
     try:
         with Interrupts() as interrupts:

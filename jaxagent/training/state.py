@@ -9,21 +9,27 @@ import optax
 from ml_collections import ConfigDict
 
 from jaxagent.errors import UserError
-from jaxagent.models import decoder
+from jaxagent.models import decoder, lora
 from jaxagent.sharding import rules
 from jaxagent.training import critic as critics
+
+ADAPTER_STREAM = 0x10A4  # folded into the run's seed for new adapters
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """fp32 master weights, the optimizer's moments, and the number of updates made so far; more where it is used."""
+    """fp32 master weights, the optimizer's moments, and the number of updates made so far; more where it is used.
+
+    With LoRA `params` (and so moments, reference and a critic's trunk) are adapters, beside the one frozen `base`.
+    """
 
     params: dict
     opt_state: optax.OptState
     step: jax.Array  # [] int32
     reference: dict | None = None  # the reference policy's parameters, of a KL term
     critic: critics.CriticState | None = None  # PPO's
+    base: dict | None = None  # LoRA's frozen weights
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,9 +106,28 @@ def init_state(
     seed: int,
     extras: StateExtras = POLICY_ALONE,
 ) -> TrainState:
-    """Fresh weights from `seed`, not yet placed; a reference policy and a critic's trunk are copies of them."""
-    params = decoder.init_params(model, jax.random.key(seed))
+    """As `from_params`, with fresh weights from `seed`."""
+    return from_params(model, optimizer, decoder.init_params(model, jax.random.key(seed)), seed=seed, extras=extras)
+
+
+def from_params(
+    model: decoder.DecoderConfig,
+    optimizer: optax.GradientTransformation,
+    params: dict,
+    *,
+    seed: int,
+    extras: StateExtras = POLICY_ALONE,
+) -> TrainState:
+    """The state before the first update, not yet placed; a reference policy and a critic's trunk are copies.
+
+    With `model.lora` the given weights are the frozen base of new adapters.
+    """
+    base = None
+    if model.lora:
+        key = jax.random.fold_in(jax.random.key(seed), ADAPTER_STREAM)
+        base, params = params, lora.init_adapters(model, key)
     return TrainState(
+        base=base,
         params=params,
         opt_state=optimizer.init(params),
         step=jnp.int32(0),
@@ -111,15 +136,14 @@ def init_state(
     )
 
 
-def start_from(state: TrainState, params: dict) -> TrainState:
-    """The state with `params` for the policy, and copies of them for the reference and for a critic's trunk."""
-    changed = dataclasses.replace(state, params=params)
-    if state.reference is not None:
-        changed = dataclasses.replace(changed, reference=jax.tree.map(jnp.copy, params))
-    if state.critic is not None:
-        critic_params = critics.copied_trunk(state.critic.params, params)
-        changed = dataclasses.replace(changed, critic=dataclasses.replace(state.critic, params=critic_params))
-    return changed
+def policy_params(state: TrainState) -> dict:
+    """What `decoder.forward` reads: the weights, or base and adapters together."""
+    return with_base(state.base, state.params)
+
+
+def with_base(base: dict | None, params: dict) -> dict:
+    """Trained parameters together with the frozen base, where there is one."""
+    return params if base is None else lora.combine(base, params)
 
 
 def state_shardings(
@@ -131,10 +155,12 @@ def state_shardings(
     """A `TrainState` of NamedShardings: parameters by the rules, moments as their parameters, the rest replicated."""
     abstract = jax.eval_shape(lambda: init_state(model, optimizer, 0, extras))
     axes = decoder.logical_axes(model)
+    base = rules.param_shardings(mesh, axes, abstract.base) if model.lora else None
+    axes = lora.adapter_axes(model) if model.lora else axes
     params = rules.param_shardings(mesh, axes, abstract.params)
     critic_shardings = None
     if extras.critic:
-        axes_of_critic = critics.logical_axes(extras.critic.kind, model)
+        axes_of_critic = critics.logical_axes(extras.critic.kind, axes)
         critic_params = rules.param_shardings(mesh, axes_of_critic, abstract.critic.params)
         moments = _moment_shardings(
             make_optimizer(extras.critic.optimizer), abstract.critic.opt_state, critic_params, mesh
@@ -146,6 +172,7 @@ def state_shardings(
         step=rules.replicated(mesh),
         reference=params if extras.reference else None,
         critic=critic_shardings,
+        base=base,
     )
 
 

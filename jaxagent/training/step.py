@@ -19,7 +19,7 @@ from jaxagent.algorithms import losses
 from jaxagent.batches import TokenBatch
 from jaxagent.models import decoder, logprobs
 from jaxagent.sharding import rules
-from jaxagent.training.state import TrainState
+from jaxagent.training.state import TrainState, with_base
 
 Metrics = dict[str, jax.Array]
 
@@ -57,7 +57,7 @@ def sft_step(
     )
 
     def loss_fn(params: dict, micro: TokenBatch, micro_mask: jax.Array, micro_weights: jax.Array):
-        logprob, entropy = score_tokens(config, params, micro)
+        logprob, entropy = score_tokens(config, with_base(state.base, params), micro)
         loss = jnp.sum(jnp.where(micro_mask, -micro_weights * logprob, 0.0))
         mean = functools.partial(weighted_mean, micro.policy_mask, micro_weights)
         return loss, {"sft/loss": loss, "sft/policy_nll": mean(-logprob), "sft/policy_entropy": mean(entropy)}
@@ -113,7 +113,10 @@ def split_rows(config: StepConfig, tree: object, rows: int | None = None) -> obj
 def accumulate(
     config: StepConfig, loss_fn: Callable, params: object, inputs: tuple, mask: jax.Array
 ) -> tuple[object, Metrics]:
-    """Sums gradients and metrics of `loss_fn(params, *micro inputs)` over micro-batches; empty ones are skipped."""
+    """Sums gradients and metrics of `loss_fn(params, *micro inputs)` over micro-batches; empty ones are skipped.
+
+    Of metrics whose name ends in `_max`, which are not negative, the largest counts instead of the sum.
+    """
     value_and_grad = jax.grad(loss_fn, has_aux=True)
 
     def compute(chunk: tuple) -> tuple[dict, Metrics]:
@@ -128,10 +131,15 @@ def accumulate(
     def body(total: tuple, xs: tuple) -> tuple[tuple, None]:
         chunk, needed = xs
         added = jax.lax.cond(needed, compute, lambda _: zeros, chunk)
-        return jax.tree.map(jnp.add, total, added), None
+        return jax.tree.map_with_path(_combined, total, added), None
 
     total, _ = jax.lax.scan(body, zeros, (chunks, any_token))
     return total
+
+
+def _combined(path: tuple, total: jax.Array, added: jax.Array) -> jax.Array:
+    name = path[-1].key if path and isinstance(path[-1], jax.tree_util.DictKey) else ""
+    return jnp.maximum(total, added) if str(name).endswith("_max") else total + added
 
 
 def _apply(

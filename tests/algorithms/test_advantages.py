@@ -254,6 +254,8 @@ def _all_methods(batch):
     rewards, group_ids, anchors, mask, valid = batch
     for name in GRPO_LIKE:
         yield name, _group(name, rewards[:, 0], group_ids, valid)
+    name = "reinforce_plus_plus_advantages"
+    yield f"{name} of the batch", _group(name, rewards[:, 0], group_ids, valid, group_baseline=False)
     yield "grpo std", _group("grpo_advantages", rewards[:, 0], group_ids, valid, normalize_std=True)
     for options in GIGPO_OPTIONS:
         yield f"gigpo {options}", _gigpo(rewards, group_ids, anchors, mask, valid, **options)
@@ -472,6 +474,7 @@ def test_options_that_cannot_work_raise():
 
 
 def test_the_table_names_every_estimator():
-    assert set(FUNCTIONS["group_advantages"]) == {"grpo", "rloo", "reinforce_plus_plus", "gigpo"}
+    assert set(FUNCTIONS["group_advantages"]) == {"grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "gigpo"}
     assert set(FUNCTIONS["token_advantages"]) == {"token_gae", "turn_gae", "bi_level_gae"}
+    assert set(FUNCTIONS["ratio"]) == {"token", "gspo_sequence", "gspo_token"}
     assert all(callable(f) for table in FUNCTIONS.values() for f in table.values())

@@ -131,7 +131,8 @@ def _bi_level_loop(rewards, values, mask, segment_ids, turn_index, gamma, lam, t
         turn_values = [values[row, turn[at]] for turn in turns]
         high = _gae_list([sum(rewards[row, turn]) for turn in turns], turn_values, turn_gamma, turn_lam)
         for turn, advantage, value in zip(turns, high, turn_values, strict=True):
-            paid = [0.0] * (len(turn) - 1) + [advantage + value]
+            paid = list(rewards[row, turn])
+            paid[-1] = advantage + value - sum(paid[:-1])
             result[row, turn] = _gae_list(paid, values[row, turn], gamma, lam)
     return result
 
@@ -170,6 +171,17 @@ def test_estimators_equal_the_loops(batch):
         np.testing.assert_allclose(result, expected, atol=2e-5, rtol=1e-5, err_msg=f"{name} {options}")
         if name != "turn_gae":
             np.testing.assert_allclose(returns, np.where(batch[2], expected + batch[1], 0), atol=3e-5, rtol=1e-5)
+
+
+@quick
+@hypothesis.given(packed)
+def test_two_levels_without_discounts_are_token_gae(batch):
+    """Rewards inside a turn, a KL penalty say, reach the tokens up to them and none behind."""
+    no_discount = dict(gamma=1.0, lam=1.0, turn_gamma=1.0, turn_lam=1.0)
+    two = _estimate("bi_level_gae", *batch, bootstrap="turn_start", **no_discount)
+    one = _estimate("token_gae", *batch[:4])
+    for a, b in zip(two, one, strict=True):
+        np.testing.assert_allclose(a, b, atol=3e-5, rtol=1e-5)
 
 
 @quick

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxagent.envs.replies import MAX_ACTION_CHARS, MAX_SHOWN_CHARS, action_text, shown
+from jaxagent.envs.replies import MAX_ACTION_CHARS, MAX_SHOWN_CHARS, action_text, last_program, shown
 
 
 @pytest.mark.parametrize(
@@ -43,10 +43,33 @@ def test_action_text(reply, action):
     assert action_text(reply) == action
 
 
+@pytest.mark.parametrize(
+    ("reply", "program"),
+    [
+        ("```python\nprint(1)\n```", "print(1)\n"),
+        ("First\n```py\na\n```\nthen\n  ```Python3\r\nb\r\nc\r\n  ```  \nend", "b\nc\n"),
+        ("```\nplain\n```", "plain\n"),
+        ("```python\nx = 'a```b'\n```", "x = 'a```b'\n"),  # backticks within a line end nothing
+        ("```python\na\n```\n```text\nnot a program\n```", "a\n"),
+        ("```python\na\n```\n```python\nunfinished", "a\n"),
+        ("```python\na\n```\n```python\n\n```", "a\n"),
+        ("<think>\n```python\nthought\n```\n</think>\n```python\nsaid\n```", "said\n"),
+        ("thought\n```python\nthought\n```\n</think>", None),
+        ("```python print(1)```", None),
+        ("print(1)", None),
+        ("```python\nprint(1)", None),
+        ("", None),
+    ],
+)
+def test_last_program(reply, program):
+    assert last_program(reply) == program
+
+
 @pytest.mark.parametrize("piece", ["<think>", "</think>", "<answer>", "```", "<", "<answer><think>"])
 def test_long_hostile_replies_take_linear_time(piece):
     started = time.perf_counter()
     action_text(piece * 100_000)
+    last_program(f"{piece}\n" * 100_000)
     assert time.perf_counter() - started < 2.0
 
 

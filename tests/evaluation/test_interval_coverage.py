@@ -8,8 +8,9 @@ import sys
 import numpy as np
 import pytest
 from scipy import stats
+from statsmodels.stats import contingency_tables, proportion
 
-from jaxagent.evaluation.intervals import clopper_pearson, mcnemar_exact, seed_t_interval, wilson
+from jaxagent.evaluation.intervals import clopper_pearson, mcnemar_exact, seed_t_interval, task_bootstrap, wilson
 from jaxagent.evaluation.pass_at import pass_at_k, pass_hat_k
 
 PATH = pathlib.Path(__file__).parents[2] / "benchmarks" / "interval_coverage.py"
@@ -37,8 +38,6 @@ DECISIVE = [
 def test_answers_hold_their_promise(cell):
     found = coverage.measure(*cell, repeats=REPEATS, resamples=500, seed=11)
     assert found.holds(SLACK), found
-    if found.is_informative and cell[0] > 0.05:
-        assert found.answered <= 0.98 + SLACK / 3, found
     if cell[0] == 0.5 and cell[2] == 50:
         assert found.weak == 0 and found.is_informative
 
@@ -91,11 +90,12 @@ def test_intervals_agree_with_scipy_and_statsmodels():
     assert (low, high) == pytest.approx((expected.low, expected.high))
     first, second = [1] * 9 + [0] * 3 + [1] * 20, [0] * 9 + [1] * 3 + [1] * 20
     assert mcnemar_exact(first, second).p_value == pytest.approx(stats.binomtest(3, 12, 0.5).pvalue)
-    proportion = pytest.importorskip("statsmodels.stats.proportion", reason="statsmodels is not installed")
-    tables = pytest.importorskip("statsmodels.stats.contingency_tables")
-    for c, n in [(0, 20), (3, 50), (17, 200)]:
+    for c, n in [(0, 20), (3, 50), (17, 200), (20, 20)]:
         np.testing.assert_allclose(wilson(c, n), proportion.proportion_confint(c, n, method="wilson"), atol=1e-9)
         exact = proportion.proportion_confint(c, n, method="beta")
-        np.testing.assert_allclose(clopper_pearson(c, n), np.nan_to_num(exact), atol=1e-9)
-    paper = tables.mcnemar([[20, 9], [3, 0]], exact=True)
+        np.testing.assert_allclose(clopper_pearson(c, n), exact, atol=1e-9)
+        # All tasks 0 or 1: the interval that evaluations print is this one.
+        printed = task_bootstrap([1.0] * c + [0.0] * (n - c), resamples=50)
+        np.testing.assert_allclose((printed.low, printed.high), exact, atol=1e-9)
+    paper = contingency_tables.mcnemar([[20, 9], [3, 0]], exact=True)
     assert mcnemar_exact(first, second).p_value == pytest.approx(paper.pvalue)

@@ -14,6 +14,7 @@ from jaxagent.evaluation.intervals import (
     mcnemar_exact,
     paired_crossed_bootstrap,
     paired_task_bootstrap,
+    ratio_bootstrap,
     seed_t_interval,
     task_bootstrap,
     wilson,
@@ -94,6 +95,65 @@ def test_values_just_below_a_ceiling_do_not_count_as_information():
     values = np.ones(100)
     values[:39], values[39] = 0.9999, 0.2
     assert task_bootstrap(values, resamples=200).method == "clopper_pearson"
+
+
+def test_outcomes_that_are_0_or_1_get_the_exact_interval():
+    # K = n: enough tasks for the bootstrap, but a task is solved or it is not.
+    solved = np.array([1.0] * 90 + [0.0] * 110)
+    interval = task_bootstrap(solved, resamples=200)
+    expected = stats.binomtest(90, 200).proportion_ci(0.95, method="exact")
+    np.testing.assert_allclose([interval.low, interval.high], [expected.low, expected.high])
+    assert interval.method == "clopper_pearson"
+    first, second = np.roll(solved, 40), solved
+    paired = paired_task_bootstrap(first, second, resamples=200)
+    assert paired.method == "clopper_pearson" and paired.low < 0 < paired.high
+    assert task_bootstrap(np.where(solved == 1, 0.9, 0.1), resamples=200).method == "bootstrap"
+
+
+def test_ratio_agrees_with_a_plain_loop():
+    rng = np.random.default_rng(14)
+    wholes = rng.integers(0, 6, 120)
+    parts = rng.binomial(wholes, rng.beta(4, 4, 120))
+    interval = ratio_bootstrap(parts, wholes, resamples=20_000)
+    assert interval.estimate == pytest.approx(parts.sum() / wholes.sum()) and interval.method == "bootstrap"
+    kept = np.flatnonzero(wholes)
+    ratios = []
+    for _ in range(10_000):
+        drawn = rng.choice(kept, len(kept))
+        ratios.append(parts[drawn].sum() / wholes[drawn].sum())
+    low, high = np.quantile(ratios, [0.025, 0.975])
+    spread = np.std(ratios)
+    assert abs(interval.low - low) < 0.15 * spread and abs(interval.high - high) < 0.15 * spread
+
+
+def test_ratio_of_equal_wholes_is_the_mean():
+    shares = np.random.default_rng(15).random(60)
+    ratio, mean = ratio_bootstrap(3 * shares, np.full(60, 3.0)), task_bootstrap(shares)
+    np.testing.assert_allclose([ratio.low, ratio.high], [mean.low, mean.high])
+
+
+def test_ratio_without_information_is_bounded():
+    # One task holds nearly all of the errors: hardly more than one independent trial.
+    interval = ratio_bootstrap([90, 1, 0], [100, 1, 1], resamples=200)
+    assert interval.method == "clopper_pearson" and interval.high - interval.low > 0.8
+    assert ratio_bootstrap([0, 0], [1, 1], resamples=200).high == pytest.approx(clopper_pearson(0, 2)[1])
+    for parts, wholes in [([1], [0]), ([2], [1]), ([-1], [1]), ([0], [0]), ([1, 1], [1])]:
+        with pytest.raises(ValueError, match=r"part|ratio"):
+            ratio_bootstrap(parts, wholes)
+
+
+@pytest.mark.parametrize(("errors", "mean"), [(0.5, 0.3), (4, 0.3), (8, 0.8)])
+def test_coverage_of_the_ratio_interval(errors, mean):
+    # Tasks with more errors are the ones that recover more often.
+    rng, repeats, tasks, concentration = np.random.default_rng(16), 200, 100, 5
+    truth = (0.5 * mean + mean**2 + mean * (1 - mean) / (concentration + 1)) / (0.5 + mean)
+    covered = 0
+    for _ in range(repeats):
+        p = rng.beta(mean * concentration, (1 - mean) * concentration, tasks)
+        wholes = rng.poisson(errors * (0.5 + p))
+        interval = ratio_bootstrap(rng.binomial(wholes, p), wholes, resamples=500)
+        covered += interval.low <= truth <= interval.high
+    assert covered / repeats >= 0.92 - 2 * math.sqrt(0.95 * 0.05 / repeats)
 
 
 def true_pass_at_k(mean, concentration, k):

@@ -13,7 +13,7 @@ from jaxagent.envs.base import InfrastructureError
 from jaxagent.envs.workers import ResetRequest, StepRequest
 from jaxagent.episodes import EpisodeSpec
 from jaxagent.errors import UserError
-from jaxagent.evaluation.analysis import inject_errors, roll_out
+from jaxagent.evaluation.analysis import inject_errors
 from jaxagent.evaluation.interventions import (
     DirectedSampler,
     Injection,
@@ -24,6 +24,7 @@ from jaxagent.evaluation.interventions import (
     script,
 )
 from jaxagent.evaluation.likelihood import ModelPolicy, compare_policies, reply_log_probs
+from jaxagent.evaluation.rollouts import Rollouts
 from jaxagent.evaluation.step_quality import context_ids, replay
 from jaxagent.models import decoder
 from jaxagent.rollout.engine import EngineConfig, RolloutEngine
@@ -194,7 +195,8 @@ def test_a_real_policy_continues_its_own_prefixes_to_the_same_episodes():
     plain = sorted(engine.run_episodes(specs), key=lambda e: (e.group, e.member))
     engine.close()
     # One policy in both halves of a hybrid is that policy.
-    twice = roll_out(setup, [policy, policy], specs, hand_over_at_error)
+    rollouts = Rollouts(setup)
+    twice = rollouts.run("twice", [policy, policy], specs, hand_over_at_error)
     assert [e.token_ids() for e in twice] == [e.token_ids() for e in plain]
     long = [e for e in plain if len(e.turns) > 1]
     injections = [
@@ -204,8 +206,14 @@ def test_a_real_policy_continues_its_own_prefixes_to_the_same_episodes():
         if (spec.task.id, spec.member) == (e.task_id, e.member)
     ]
     assert injections
-    again = inject_errors(setup, policy, injections, inject=False)
+    again = inject_errors(setup, rollouts, "again", policy, injections, inject=False, fresh_noise=False)
     assert [e.token_ids() for e in again] == [e.token_ids() for e in long]
+    # With noise of its own only the prefixes are the same.
+    fresh = inject_errors(setup, rollouts, "fresh", policy, injections, inject=False)
+    assert [e.token_ids() for e in fresh] != [e.token_ids() for e in long]
+    for e, f, injection in zip(long, fresh, injections, strict=True):
+        kept = len(injection.prefix)
+        assert [turn.sampled_ids for turn in f.turns[:kept]] == [turn.sampled_ids for turn in e.turns[:kept]]
     # What the sampler drew with is what the scorer gives: the behaviour log-probs are the policy's.
     other = ModelPolicy(setup.model, decoder.init_params(setup.model, jax.random.key(1)), 1.0)
     table = compare_policies(policy, other, plain)

@@ -195,6 +195,49 @@ def test_known_wrong_estimators_fail_the_same_check():
         pass_at_k_t(blind_episodes({"x": [1, None]}, 1), [k], [1], mode="blind")
 
 
+def test_other_wrong_estimators_fail_the_same_check_too():
+    rng, hazard, full, n, k, tasks = np.random.default_rng(18), 0.2, 4, 6, 3, 4000
+    drawn = rng.geometric(hazard, size=(tasks, n))
+    p = 1 - (1 - hazard) ** full
+
+    def estimate(correct, samples=n):
+        return pass_at_k(np.full(tasks, samples), correct, k)
+
+    assert within_three_errors(estimate((drawn <= full).sum(axis=1)), 1 - (1 - p) ** k)
+    # Success on turn T itself must count.
+    assert not within_three_errors(estimate((drawn < full).sum(axis=1)), 1 - (1 - p) ** k)
+    # pass^k by the plain power is too high.
+    correct = (drawn <= full).sum(axis=1)
+    assert within_three_errors(pass_hat_k(np.full(tasks, n), correct, k), p**k)
+    assert not within_three_errors((correct / n) ** k, p**k)
+    # One n for all tasks where some samples are missing is too low.
+    missing = rng.random((tasks, n)) < 0.3
+    missing[:, :k] = False
+    found = ((drawn <= full) & ~missing).sum(axis=1)
+    assert within_three_errors(pass_at_k(n - missing.sum(axis=1), found, k), 1 - (1 - p) ** k)
+    assert not within_three_errors(estimate(found), 1 - (1 - p) ** k)
+    # Pooling the samples of unequal tasks answers for their average task.
+    unequal = rng.binomial(n, np.where(np.arange(tasks) % 2, 0.9, 0.05))
+    assert within_three_errors(estimate(unequal), np.mean([1 - 0.1**k, 1 - 0.95**k]))
+    pooled = pass_at_k(n * tasks, int(unequal.sum()), k)
+    assert abs(pooled - np.mean([1 - 0.1**k, 1 - 0.95**k])) > 0.1
+
+
+def test_the_first_pass_of_a_verdict_that_can_be_undone_says_too_much():
+    # Right after each turn with chance 0.3, whatever came before: the truth at every T is 0.3.
+    rng, tasks, n = np.random.default_rng(19), 400, 4
+    verdicts = rng.random((tasks, n, 3)) < 0.3
+    episodes = blind_episodes({f"t{i:03}": [None] * n for i in range(tasks)}, 3)
+    rescored = pass_at_k_t_rescored(episodes, verdicts.reshape(-1, 3), [1], [1, 2, 3])
+    first = blind_episodes(
+        {f"t{i:03}": [int(v.argmax()) + 1 if v.any() else None for v in row] for i, row in enumerate(verdicts)}, 3
+    )
+    thresholded = pass_at_k_t(first, [1], [1, 2, 3], mode="blind")
+    for column in range(3):
+        assert within_three_errors(rescored.values[:, 0, column], 0.3)
+        assert within_three_errors(thresholded.values[:, 0, column], 0.3) == (column == 0)
+
+
 # ---- Pass@(K,T), told ----
 
 
@@ -302,10 +345,26 @@ def test_turn_budget_buys_more_short_episodes():
     np.testing.assert_allclose(curve.mean, expected)
     # Task A uses 2, 4, 6 and 6 turns; cut at 4: 2, 4, 4 and 4.
     np.testing.assert_allclose(curve.counts.turns_used[0, [2, 3]], [14 / 4, 18 / 4])
+    np.testing.assert_allclose(curve.turns_spent[0, [2, 3]], [2 * 14 / 4, 18 / 4])
     with pytest.raises(UserError, match="does not buy one episode of 6 turns"):
         pass_at_turn_budget(blind_episodes(EXAMPLE, 6), 5, [2, 6], mode="blind")
     with pytest.raises(UserError, match="K=5"):
         pass_at_turn_budget(blind_episodes(EXAMPLE, 6), 10, [2], mode="blind")
+
+
+def test_turn_budget_in_percent_is_of_each_tasks_own():
+    episodes = [
+        make_episode(name, member, turn, told=None, enforced=full)
+        for name, full in [("long", 12), ("short", 5)]
+        for member, turn in enumerate([1, None, 4, None, None, None, None, None])
+    ]
+    curve = pass_at_turn_budget(episodes, 200, [25, 50, 100], mode="blind", unit="percent")
+    # 24 turns buy 8, 4, 2 episodes of 3, 6, 12; 10 turns buy 5, 3, 2 of 2, 3, 5.
+    np.testing.assert_array_equal(curve.ks, [[8, 4, 2], [5, 3, 2]])
+    np.testing.assert_array_equal(curve.counts.full_budgets, [12, 5])
+    np.testing.assert_allclose(curve.values[0], [1, 1 - 15 / 70, 1 - 15 / 28])
+    with pytest.raises(UserError, match=r"turn_budget 50% does not buy one episode of 12 turns"):
+        pass_at_turn_budget(episodes, 50, [100], mode="blind", unit="percent")
 
 
 def test_rescored_prefixes_may_lose_success_again():

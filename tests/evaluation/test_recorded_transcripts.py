@@ -8,7 +8,7 @@ import pytest
 
 from jaxagent.episodes import Episode, Turn
 from jaxagent.evaluation.pass_at import pass_at_k_t, success_hazard
-from jaxagent.evaluation.step_quality import errors, judge_by_rewards, recovery, split_success
+from jaxagent.evaluation.step_quality import errors, judge_by_record, recovery, split_success
 
 DATA = os.environ.get("JAXAGENT_DATA")
 FILE = pathlib.Path(DATA or ".") / "intercode_sql" / "transcripts_text-bison-001_10_turns.json"
@@ -83,7 +83,7 @@ def test_curve_is_the_plain_count(records, episodes):
 def test_hazard_and_recovery_without_an_oracle(records, episodes):
     hazard = success_hazard(episodes)
     assert hazard.survivors[0] == len(records) and hazard.successes.sum() == sum(e.success for e in episodes)
-    steps = [judge_by_rewards(episode) for episode in episodes]
+    steps = [judge_by_record(episode) for episode in episodes]
     failed = blocked = 0
     for record in records.values():
         history = record["turn_history"]

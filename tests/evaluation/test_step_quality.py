@@ -16,10 +16,10 @@ from jaxagent.evaluation.step_quality import (
     errors,
     freeze_states,
     gain_split,
+    good_steps,
     invalid,
-    judge_by_rewards,
+    judge_by_record,
     optimal_mass,
-    progress,
     recovery,
     replay,
     spec_of,
@@ -74,7 +74,7 @@ def test_mass_on_optimal_actions_budget_free_and_budget_aware():
 def test_recorded_actions_give_the_share_of_optimal_ones():
     assert optimal_mass(judge(A)[0]) == [1, 0, 0, 1]
     assert optimal_mass(judge(A)[0], in_budget=True) == [1, 0, 0, 0]
-    assert progress(judge(A)[0]) == [1, 0, 0, 1] and progress(judge(B)[0]) == [1, 1]
+    assert good_steps(judge(A)[0]) == [1, 0, 0, 1] and good_steps(judge(B)[0]) == [1, 1]
 
 
 def test_invalid_rate_and_error_rate():
@@ -139,7 +139,7 @@ def test_censored_recovery_is_unbiased_where_counting_early_recoveries_is_not():
     truth = 1 - (1 - chance) ** horizon
     assert abs(found.rate - truth) < 3 * math.sqrt(truth * (1 - truth) / found.eligible)
     assert abs(found.kaplan_meier - truth) < 0.03
-    naive = np.mean([any(progress(judged)) for judged in steps])
+    naive = np.mean([any(good_steps(judged)) for judged in steps])
     assert naive < truth - 0.05
 
 
@@ -156,12 +156,12 @@ def test_success_is_split_by_errors_on_the_way():
 
 def test_without_an_oracle_rewards_and_errors_speak():
     turns = [dataclasses.replace(t, reward=r) for t, r in zip(A.turns, [0.5, 0.25, 0.0, 0.75], strict=True)]
-    steps = judge_by_rewards(dataclasses.replace(A, turns=tuple(turns)))
+    steps = judge_by_record(dataclasses.replace(A, turns=tuple(turns)))
     assert [step.distance for step in steps] == [1, 0.5, 0.5, 0.5]
     assert [step.distance_after for step in steps] == [0.5, 0.5, 0.5, 0.25]
-    assert errors(steps) == [0, 0, 1, 0] and progress(steps) == [1, 0, 0, 1]
+    assert errors(steps) == [0, 0, 1, 0] and good_steps(steps) == [1, 0, 0, 1]
     assert recovery([steps], 1).rate == 1
-    assert judge_by_rewards(B)[-1].distance_after == 0
+    assert judge_by_record(B)[-1].distance_after == 0
     with pytest.raises(UserError, match="without an oracle"):
         optimal_mass(steps)
 

@@ -88,6 +88,18 @@ def test_contrast_of_one_training_seed_resamples_tasks():
         assert row["method"] == expected.method[column]
 
 
+def test_contrast_of_outcomes_that_are_0_or_1_has_mcnemars_p():
+    # K = n: task t0..t5 solved by the first alone, t6 by the second alone, the rest by both.
+    def grid(unsolved):
+        turns = {f"t{i}": [None, None] if i in unsolved else [1, None] for i in range(12)}
+        return pass_at_k_percent(blind_episodes(turns, 2), [1, 2], [100], mode="blind")
+
+    first, second = grid({6}), grid(set(range(6)))
+    row = paired_contrast([first], [second], k=2, resamples=100)["100"]
+    assert row["mcnemar_p"] == pytest.approx(2 * (1 + 7) / 2**7) and row["method"] == "clopper_pearson"
+    assert "mcnemar_p" not in paired_contrast([first], [second], k=1, resamples=100)["100"]
+
+
 def test_contrast_of_several_training_seeds_is_crossed():
     rng = np.random.default_rng(1)
     first, second = [random_grid(rng, 0.3) for _ in range(3)], [random_grid(rng, 0.0) for _ in range(3)]

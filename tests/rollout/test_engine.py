@@ -10,7 +10,7 @@ from fake_sampler import FakeSampler
 from jaxagent.envs.base import InfrastructureError, Observation, StepResult
 from jaxagent.envs.workers import ResetRequest
 from jaxagent.episodes import EpisodeSpec, Task
-from jaxagent.rollout.engine import EngineConfig, RolloutEngine, environment_seed, sorted_by_work
+from jaxagent.rollout.engine import LOSSES_PER_RETRY, EngineConfig, RolloutEngine, environment_seed, sorted_by_work
 
 STOP, BOS = 1, 2
 
@@ -19,7 +19,6 @@ class CharacterChat:
     """Ids are code points (plus 10), a newline stops: every character of an observation is a token."""
 
     stop_ids = (STOP,)
-    pad_id = 0
 
     def observation_ids(self, text, *, first):
         return ((BOS,) if first else ()) + tuple(ord(c) + 10 for c in text)
@@ -61,6 +60,9 @@ class ScriptedPool:
             except InfrastructureError as error:
                 results.append(error)
         return results
+
+    def rest(self):
+        pass
 
     def close(self):
         pass
@@ -233,6 +235,25 @@ def test_an_episode_is_void_after_its_retries():
     (episode,) = engine.run_episodes([spec(2)])
     assert episode.is_void and "timeout" in episode.detail and episode.reward == 0
     assert engine.stats.void_episodes == 1 and engine.stats.retries == 2
+
+
+def test_an_episode_that_another_took_down_is_not_charged():
+    def lose(left):
+        def step(task, seed, turn, reply):
+            if left:
+                left.pop()
+                raise InfrastructureError("worker", "its worker was lost", lost=True)
+            return go_on(task, seed, turn, reply)
+
+        return step
+
+    engine, _, _ = make_engine(lose([None] * 7), max_context=400, config=EngineConfig(retries=1))
+    (episode,) = engine.run_episodes([spec(2)])
+    assert episode.end_reason == "budget" and engine.stats.failures == {"worker": 7}
+    assert engine.stats.metrics()["rollout/failures_worker"] == 7
+    engine, _, _ = make_engine(lose([None] * 99), max_context=400, config=EngineConfig(retries=1))
+    (episode,) = engine.run_episodes([spec(2)])
+    assert episode.is_void and engine.stats.retries == LOSSES_PER_RETRY, "but not for ever"
 
 
 def test_a_failing_reset_is_void_too():

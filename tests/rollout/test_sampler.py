@@ -52,6 +52,44 @@ def test_temperature_is_part_of_the_log_prob():
     np.testing.assert_allclose(logprob, [-0.1269], atol=1e-4)
 
 
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10_000), st.sampled_from([3, 129, 300]), st.floats(0.01, 1.0))
+def test_a_nucleus_is_the_shortest_list_of_likeliest_tokens(seed, vocab, top_p):
+    rng = np.random.default_rng(seed)
+    logits = (rng.normal(size=(4, vocab)) * 4).astype(np.float32)
+    logits[:, 1:][rng.random((4, vocab - 1)) < 0.3] = -np.inf
+    kept = np.asarray(sampler.nucleus(logits, top_p))
+    uniforms = rng.random(4).astype(np.float32)
+    tokens, logprobs = jax.device_get(sampler.sample_tokens(kept, uniforms))
+    for row in range(4):
+        probabilities = np.exp(logits[row].astype(np.float64) - logits[row].max())
+        probabilities /= probabilities.sum()
+        expected, mass = set(), 0.0
+        for token in np.argsort(-probabilities):
+            if mass >= top_p - 1e-6:
+                boundary = abs(mass - top_p) < 1e-6
+                break
+            expected.add(int(token))
+            mass += probabilities[token]
+        else:
+            boundary = True
+        found = set(np.flatnonzero(np.isfinite(kept[row])).tolist())
+        possible = {t for t in expected if probabilities[t] > 0}
+        assert found == possible or (boundary and possible <= found | {int(np.argmin(probabilities))})
+        np.testing.assert_array_equal(kept[row][sorted(found)], logits[row][sorted(found)])
+        total = probabilities[sorted(found)].sum()
+        np.testing.assert_allclose(logprobs[row], np.log(probabilities[tokens[row]] / total), atol=2e-5)
+        assert int(tokens[row]) in found
+
+
+def test_a_nucleus_keeps_ties_together_and_the_likeliest_always():
+    logits = np.log(np.array([[0.4, 0.2, 0.2, 0.2], [0.25, 0.25, 0.25, 0.25]], np.float32))
+    kept = lambda p: np.isfinite(np.asarray(sampler.nucleus(logits, p))).tolist()  # noqa: E731
+    assert kept(1e-6) == [[True, False, False, False], [True] * 4]
+    assert kept(0.5) == [[True] * 4, [True] * 4]
+    assert sampler.nucleus(logits, 1.0) is logits
+
+
 def test_uniforms_depend_on_every_word_of_the_key():
     base = np.tile(np.array([[1, 2, 3, 4, 5]], np.uint32), (6, 1))
     for word in range(5):
@@ -118,6 +156,33 @@ def test_slot_counts_change_nothing_but_rounding(rolled, other):
         else:
             assert_differs_at_a_boundary(base, params, left, right)
     assert same >= len(found[16]) - 1
+
+
+def test_rollouts_with_top_p_draw_from_the_nucleus_alone(rolled, one_device):
+    """Every drawn token lies in the nucleus of the trainer's distribution, and its log-prob is renormalised there."""
+    base, params, _ = rolled
+    setup = on_mesh(base, one_device)
+    setup = dataclasses.replace(setup, config=base.config.copy_and_resolve_references())
+    setup.config.rollout.top_p = 0.3
+    source = base.tasks("train", 64)
+    episodes = roll_out(setup, params, told_specs([source.task(0), source.task(1)], percent=50, samples=3, run_seed=11))
+    seen = cut = 0
+    for episode in episodes:
+        ids = np.array([episode.token_ids()], np.int32)
+        hidden = decoder.forward(base.model, params, ids, np.arange(ids.shape[1])[None], np.ones_like(ids))
+        logits = np.asarray(hidden[0] @ decoder.head_matrix(params), np.float64) / 1.3
+        place = 0
+        for turn in episode.turns:
+            place += len(turn.observation_ids)
+            for token, logprob in zip(turn.sampled_ids, turn.logprobs, strict=True):
+                mass = np.exp(logits[place - 1] - logits[place - 1].max())
+                mass /= mass.sum()
+                likelier = mass[mass > mass[token]].sum()
+                assert likelier < 0.3 + 1e-4
+                nucleus = [m for m in mass if mass[mass > m].sum() < 0.3]
+                np.testing.assert_allclose(logprob, np.log(mass[token] / sum(nucleus)), atol=2e-3)
+                seen, cut, place = seen + 1, cut + (len(nucleus) < len(mass)), place + 1
+    assert seen > 10 and cut == seen
 
 
 def assert_differs_at_a_boundary(setup, params, left, right):

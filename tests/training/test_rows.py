@@ -62,21 +62,6 @@ def test_overruns(rule, outcome, in_statistics, in_loss):
         np.testing.assert_array_equal(getattr(replayed, name), getattr(physical, name), err_msg=name)
 
 
-def test_the_histogram_before_and_after():
-    flat = [make_episode(2, success=True, budget=4, max_budget=8, group=1, member=m) for m in range(4)]
-    episodes = mixed() + flat
-    for rule, kept in (("keep", {5: 1.0, 10: 1.0}), ("drop", {10: 1.0})):
-        config = config_of(f"algorithm.zero_variance={rule}")
-        arrays, batch = batch_of(config, episodes)
-        metrics = rows.kept_metrics(arrays, episodes, batch)
-        assert {t: metrics[f"budget/kept_groups_tenth_{t}"] for t in range(1, 11)} == {
-            t: kept.get(t, 0.0) for t in range(1, 11)
-        }
-        assert metrics["groups/kept"] == len(kept)
-        before = loop.episode_metrics(episodes, arrays.rewards, arrays.group_ids)
-        assert before["budget/groups_tenth_5"] == before["budget/groups_tenth_10"] == 1.0
-
-
 def test_flat_groups_look_at_what_the_algorithm_uses():
     """Equal outcomes with unequal step rewards: flat for GRPO, not for GiGPO. Tolerance, voids and singletons."""
     steps = [make_episode(turns=[make_turn(1, reward=0.5 * m)], member=m) for m in range(2)]

@@ -1,0 +1,1 @@
+"""Environments written for other libraries: Gymnasium, `verifiers`, and TRL's `environment_factory`."""

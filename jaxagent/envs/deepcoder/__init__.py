@@ -1,0 +1,1 @@
+"""DeepCoder-MT: write a program, see which visible tests fail, mend it; hidden tests decide."""
