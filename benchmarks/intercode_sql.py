@@ -29,26 +29,22 @@ def main() -> None:
         options = {"source": source}
         tasks = make_tasks(options, "train", 512, 0)
         tasks = [tasks.task(index) for index in range(len(tasks))]
+        memory = memory_per_episode(options, tasks)
         print(f"\n{source}: {len(tasks)} tasks, {SLOTS} slots, the careful expert plays")
-        print(
-            "| workers | steps/s | episodes/s | ratio | steps per CPU second of this process |\n|---:|---:|---:|---:|---:|"
-        )
+        print("| workers | steps/s | ratio | steps per CPU second |\n|---:|---:|---:|---:|")
         first = None
         for workers in (0, 1, 2):
             begun = time.process_time()
-            steps, episodes, seconds = play(options, tasks, workers)
+            steps, seconds = play(options, tasks, workers)
             cpu = f"{steps / (time.process_time() - begun):.0f}" if workers == 0 else ""
             first = first or steps / seconds
-            ratio = steps / seconds / first
-            print(
-                f"| {workers or 'in process'} | {steps / seconds:.0f} | {episodes / seconds:.0f} | {ratio:.2f} | {cpu} |"
-            )
-        print(f"memory an episode: {memory_per_episode(options, tasks):.0f} KB")
+            print(f"| {workers or 'in process'} | {steps / seconds:.0f} | {steps / seconds / first:.2f} | {cpu} |")
+        print(f"memory an episode: {memory:.0f} KB")
         print_feasibility(tasks)
 
 
-def play(options: dict, tasks: list, workers: int) -> tuple[int, int, float]:
-    """(steps, episodes, seconds) of `EPISODES` scripted episodes, the workers' start not counted."""
+def play(options: dict, tasks: list, workers: int) -> tuple[int, float]:
+    """(steps, seconds) of `EPISODES` scripted episodes, the workers' start not counted."""
     with EnvironmentPool("intercode_sql", options, num_workers=workers, step_timeout=60.0) as pool:
         pool.run([ResetRequest(slot, tasks[slot % len(tasks)], 0) for slot in range(SLOTS)])
         begun, steps = time.perf_counter(), 0
@@ -62,7 +58,7 @@ def play(options: dict, tasks: list, workers: int) -> tuple[int, int, float]:
                 for result in pool.run(requests):
                     if isinstance(result, Exception):
                         raise result
-        return steps, EPISODES, time.perf_counter() - begun
+        return steps, time.perf_counter() - begun
 
 
 def memory_per_episode(options: dict, tasks: list) -> float:

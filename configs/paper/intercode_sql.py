@@ -1,12 +1,12 @@
 """InterCode-SQL of the paper (arXiv 2611.06483): Qwen3-4B answers questions by querying databases it does not know.
 
-Reproduces: the InterCode-SQL bars of Pass@8 at told budgets of 25, 50, 75 and 100 % of 10 turns, for three policies: the
+Reproduces: the InterCode-SQL bars of Pass@8 at told budgets of 25, 50, 75 and 100 % of 10 turns, three policies: the
 instruct model, GRPO at the full budget, BudgetMix. Spider's 1,034 development questions as InterCode has them, less 80
 whose gold result is empty; by query, not by wording, 12/16 train, 1/16 are held out, 3/16 are the panel. The reward is
 the canonical comparison (`env.options.strict_intercode=True` for InterCode's own). The summaries of the paper do not
 say how it splits or scores.
 Feasible: a policy that knows or guesses the schema needs 2 turns, so all at any budget; one that asks for all of it
-needs 3 + tables, so none at 25 % (3 turns), and more than nine in ten from 50 % on.
+needs 3 + tables, so none at 25 % (3 turns), 95 % at 50 % (5 turns), and all beyond.
 Data: jaxagent data intercode-sql --source=FOLDER (a copy of the InterCode repository's data/sql/spider).
 Hardware: one host with eight 80 GB GPUs. Not run in full yet, so there is no time and no result to state.
 Command, for the whole table (base = the instruct model as it is):
@@ -20,8 +20,7 @@ Variants: base, grpo_full, grpo_full_noline, budgetmix, budgetmix_noline, gigpo,
 dr_grpo, rloo; runlocal.
 """
 
-from jaxagent.config import apply_variant
-from jaxagent.paper import RUNLOCAL, paper_config
+from jaxagent.paper import RUNLOCAL, apply_paper_variant, paper_config
 
 _RUNLOCAL = RUNLOCAL | {
     "env.options.source": "generated",
@@ -52,4 +51,4 @@ def get_config(variant: str = ""):
     config.rollout.max_context = 10_240  # rules and question, then 10 turns of up to 450 tokens shown and 512 replied
     config.optimizer.row_tokens = 10_240
     config.eval.panel_tasks = 150
-    return apply_variant(config, variant, _RUNLOCAL)
+    return apply_paper_variant(config, variant, _RUNLOCAL)

@@ -287,4 +287,6 @@ def make_environment(options: Mapping[str, Any]) -> InterCodeSql:
     return InterCodeSql(parsed, MysqlServer(parsed.mysql).open)
 
 
-ENTRY = EnvironmentEntry(NAME, make_environment, make_tasks, best_success, demonstrators.make_demonstrator)
+ENTRY = EnvironmentEntry(
+    NAME, make_environment, make_tasks, best_success, demonstrators.make_demonstrator, InterCodeSqlOptions
+)
