@@ -124,7 +124,14 @@ def test_a_lora_state_holds_moments_of_adapters_alone_and_shards_like_the_base(p
     assert state.params["blocks"]["query_lora_in"].sharding.spec[1] == "fsdp"
 
 
-@pytest.mark.parametrize("extra", [(), ("algorithm.kl.coefficient=0.01",), ("algorithm.critic.kind=separate",)])
+@pytest.mark.parametrize(
+    "extra",
+    [
+        ("algorithm.kl.coefficient=0.01",),
+        pytest.param((), marks=pytest.mark.slow),
+        pytest.param(("algorithm.critic.kind=separate",), marks=pytest.mark.slow),
+    ],
+)
 def test_lora_learns_by_reinforcement_and_samples_what_it_scores(published, tmp_path, extra):
     if extra == ("algorithm.critic.kind=separate",):
         extra = (*extra, "algorithm.name=ppo", "algorithm.normalize_std=False")
@@ -153,6 +160,7 @@ def test_lora_learns_by_reinforcement_and_samples_what_it_scores(published, tmp_
     assert log.started == (2, 3)
 
 
+@pytest.mark.slow
 def test_a_tiny_run_exports_too(tmp_path):
     config = apply_overrides(
         load_config("lookup_tiny:budgetmix,runlocal"), [*SMALL, "sft.steps=1", "sft.demonstrations=8"]
