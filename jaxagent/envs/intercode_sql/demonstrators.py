@@ -39,7 +39,7 @@ def make_demonstrator(environment: Live, generator: np.random.Generator) -> Call
     """One scripted player of mixed quality, drawn for the episode that `environment` is at the start of.
 
     35 % look at the tables and at the columns before they ask, 25 % at the tables alone, 40 % at nothing; names that
-    they have not seen they guess among those that a schema might have used, again after an error about them. 40 % ask
+    they have not seen they guess among those that a schema might have used, again after an error about them. 60 % ask
     for a wrong column somewhere. As soon as a query has a result they submit it. 7 % of the replies are invalid. No
     player ever knows a budget.
     """
@@ -49,7 +49,7 @@ def make_demonstrator(environment: Live, generator: np.random.Generator) -> Call
     opening = [SHOW_TABLES] if knows_tables else []
     if knows_columns:
         opening += map(describe, data["tables"])
-    plan = _misread(environment, generator) if generator.random() < 0.4 else data["gold"]
+    plan = _misread(environment, generator) if generator.random() < 0.6 else data["gold"]
     guesses: dict[str, str] = {}
 
     def reply() -> str:

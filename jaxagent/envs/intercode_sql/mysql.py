@@ -59,7 +59,7 @@ class MysqlServer:
             name = self._provide(world)
             session = self._driver.connect(**self._target, **self._reader, database=name, autocommit=True)
             with session.cursor() as cursor:
-                _set_time_limit(cursor, limits.seconds)
+                _set_limits(cursor, limits)
         except self._driver.Error as error:
             raise InfrastructureError("sandbox", f"the MySQL server failed: {error}") from None
         return MysqlDatabase(session, self._driver, limits)
@@ -119,8 +119,6 @@ class MysqlDatabase:
         while row := cursor.fetchone():
             size += sum(len(cell) if isinstance(cell, str | bytes) else 8 for cell in row)
             if len(rows) >= self._limits.rows or size > self._limits.result_bytes:
-                self._session.kill(self._session.thread_id())  # the rest must not be sent
-                self._session.ping(reconnect=True)
                 raise too_large(self._limits)
             rows.append(row)
         return rows
@@ -186,13 +184,14 @@ def _create_table(table: Table, database: str) -> str:
     return f"CREATE TABLE `{database}`.{_quoted(table.name)} ({', '.join(parts)})"
 
 
-def _set_time_limit(cursor: Any, seconds: float) -> None:
-    """MariaDB counts in seconds, MySQL in milliseconds and for SELECT alone."""
+def _set_limits(cursor: Any, limits: Limits) -> None:
+    """Time (MariaDB counts in seconds, MySQL in milliseconds and for SELECT alone), and one row more than allowed."""
     cursor.execute("SELECT VERSION()")
     if "MariaDB" in cursor.fetchone()[0]:
-        cursor.execute(f"SET SESSION max_statement_time = {float(seconds)}")
+        cursor.execute(f"SET SESSION max_statement_time = {float(limits.seconds)}")
     else:
-        cursor.execute(f"SET SESSION max_execution_time = {int(1000 * seconds)}")
+        cursor.execute(f"SET SESSION max_execution_time = {int(1000 * limits.seconds)}")
+    cursor.execute(f"SET SESSION sql_select_limit = {limits.rows + 1}")
 
 
 def _quoted(name: str) -> str:

@@ -28,7 +28,9 @@ def intercode_reward(agent: Sequence[Row], gold: Sequence[Row]) -> float:
     overlap, common = _overlap(agent_texts, gold_texts)
     if not common:
         return 0.0
-    tau = _kendall_tau(_kept(agent_texts, common), _kept(gold_texts, common))
+    rank = {text: number for number, text in enumerate(sorted(common))}
+    agent_ranks, gold_ranks = ([rank[text] for text in _kept(texts, common)] for texts in (agent_texts, gold_texts))
+    tau = _kendall_tau(agent_ranks, gold_ranks)
     return overlap if math.isnan(tau) else round(tau * overlap, 2)
 
 
@@ -102,7 +104,7 @@ def _numbered(rows: Sequence[Hashable]) -> list[tuple[Hashable, int]]:
     return numbered
 
 
-def _kendall_tau(first: Sequence[Any], second: Sequence[Any]) -> float:
+def _kendall_tau(first: Sequence[int], second: Sequence[int]) -> float:
     if len(first) < 2:
         return math.nan
     from scipy.stats import kendalltau  # takes a second to import, and many worker processes never need it

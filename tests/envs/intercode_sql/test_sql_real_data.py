@@ -65,7 +65,8 @@ def test_rewards_are_those_that_mysql_gave(source, brought):
     counts, kinds = collections.Counter(), collections.Counter()
     for number, record in records.items():
         question, history = questions[int(number)], record["turn_history"]
-        for statement, seen, reward in zip(*(history[n] for n in ("actions", "observations", "rewards")), strict=True):
+        columns = (history[name] for name in ("actions", "observations", "rewards"))
+        for statement, seen, reward in zip(*columns, strict=False):  # five end in a reply that was never executed
             if seen.startswith("Format your SQL"):
                 continue  # the client's complaint, MySQL never saw it
             ours = rows_or_none(databases[question["db"]], statement)
