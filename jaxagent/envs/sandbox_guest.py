@@ -14,7 +14,8 @@ import types
 
 MAX_DEPTH = 100  # of nested containers in a value; a deeper one is opaque
 OUT_OF_MEMORY = 101  # exit code of a program that ended in MemoryError
-MAX_HASHED = 20_000  # members of a set or dictionary: chosen ones all collide, and each then costs as many steps
+MAX_HASHED = 20_000  # members of a set or dictionary
+MAX_EQUAL_HASHES = 100  # among them: of members chosen to collide each costs as many steps as there are before it
 _PLAIN_INT = 2**53  # larger integers travel in hexadecimal: linear time, no limit of digits
 _ONLY_AST = 0x400
 _CHUNK = 1 << 20
@@ -117,14 +118,22 @@ def decode(tree: object) -> object:
         return _TYPES[inner]
     if tag == "c":
         return complex(*decode(inner))
-    if tag in ("d", "s", "fs") and len(inner) > MAX_HASHED:
+    makers = {"t": tuple, "it": iter, "d": dict, "s": set, "fs": frozenset}
+    if tag not in makers or not isinstance(inner, list):
+        raise ValueError(f"no container has the tag {tag!r}")
+    members = decode(inner)
+    if tag in ("d", "s", "fs"):
+        _check_hashes([key for key, _ in members] if tag == "d" else members)
+    return makers[tag](members)
+
+
+def _check_hashes(members: list) -> None:
+    """Raises ValueError on members that would make a set or dictionary slow, TypeError on unhashable ones."""
+    if len(members) > MAX_HASHED:
         raise ValueError("too many members")
-    if tag == "d":
-        return {key: value for key, value in decode(inner)}
-    makers = {"t": tuple, "s": set, "fs": frozenset, "it": iter}
-    if tag not in makers:
-        raise ValueError(f"unknown tag {tag!r}")
-    return makers[tag](decode(inner))
+    hashes = sorted(map(hash, members))
+    if any(one == other for one, other in zip(hashes, hashes[MAX_EQUAL_HASHES:])):
+        raise ValueError("too many members of one hash")
 
 
 def _read(descriptor: int, count: int) -> bytes:

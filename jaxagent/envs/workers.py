@@ -337,9 +337,7 @@ class _Slots:
         try:
             if isinstance(request, ResetRequest):
                 if slot not in self._live:
-                    self._live[slot] = (
-                        self._spare.pop() if self._spare else step_rewards.make_environment(*self._recipe)
-                    )
+                    self._live[slot] = self._fresh()
                 return _checked_observation(self._live[slot].reset(request.task, request.seed))
             if slot not in self._live:
                 return InfrastructureError("worker", f"slot {slot} has no live episode", lost=True)

@@ -9,7 +9,7 @@ import pytest
 import sandbox_attacks
 
 from jaxagent.envs import sandbox
-from jaxagent.envs.deepcoder.judge import job_of, judge
+from jaxagent.envs.deepcoder.judge import job_of, judge, short_repr
 from jaxagent.envs.sandbox import Layers, Sandbox, SandboxOptions
 
 LAYERS, COMPLAINT = sandbox.isolation()
@@ -86,7 +86,7 @@ def faults_of(attack, outcome):
         faults.append(f"expected {attack.kinds} {name}")
     if outcome.seconds > SECONDS + 1.0:
         faults.append(f"took {outcome.seconds:.1f} s {name}")
-    if TOKEN in outcome.stdout + outcome.stderr + repr(outcome.values):
+    if TOKEN in outcome.stdout + outcome.stderr + short_repr(outcome.values):
         faults.append(f"saw what it must not {name}")
     if "wrote" in outcome.stdout or "forked" in outcome.stdout:
         faults.append(f"wrote {name}")

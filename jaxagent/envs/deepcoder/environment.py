@@ -287,4 +287,4 @@ def demonstrator(environment: DeepCoder, generator: np.random.Generator) -> Call
     return make_demonstrator(environment.reference, generator)
 
 
-ENTRY = EnvironmentEntry(NAME, make_environment, make_tasks, best_success, demonstrator)
+ENTRY = EnvironmentEntry(NAME, make_environment, make_tasks, best_success, demonstrator, DeepCoderOptions)

@@ -17,7 +17,7 @@ from jaxagent.envs.sandbox import Call, Calls, Check, Job, Outcome, Script
 
 TOLERANCE = 1e-6  # absolute or relative, on numbers that are not whole
 _INTEGER = re.compile(r"[+-]?[0-9]+")
-_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?")
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?")  # matched in linear time
 _LONGEST_NUMBER = 100_000  # characters; a longer word is text
 
 

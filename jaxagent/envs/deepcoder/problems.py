@@ -60,8 +60,8 @@ def load_deepcoder(path: str | None, *, public_tests: int) -> list[dict[str, Any
     """Records of the DeepCoder format from a `.jsonl`, `.json` (a list), either with `.gz`, or `.parquet` file; without
     `path` from where `jaxagent data deepcoder` has put them.
 
-    Public are the tests whose input stands in the statement, else the first `public_tests`; hidden are all of up to
-    `MAX_HIDDEN` tests, the longest of them. Raises `UserError` that names the file and the record.
+    Left out are records with a single test: shown, it could be answered by rote, and hidden, nothing would answer a
+    reply. Raises `UserError` that names the file and the record.
     """
     place = datasets.folder("deepcoder") / _DEEPCODER_FILE
     if not path and not place.is_file():
@@ -73,7 +73,9 @@ def load_deepcoder(path: str | None, *, public_tests: int) -> list[dict[str, Any
     problems = []
     for number, record in enumerate(_records(path)):
         try:
-            problems.append(deepcoder_problem(record, public_tests=public_tests))
+            problem = deepcoder_problem(record, public_tests=public_tests)
+            if problem["hidden"]:
+                problems.append(problem)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UserError(f"{path}, record {number}: not a DeepCoder problem: {error!r:.200}") from None
     return problems
@@ -83,16 +85,22 @@ def deepcoder_problem(record: Mapping[str, Any], *, public_tests: int) -> dict[s
     """One record (`problem`, `tests`, optional `starter_code`, `metadata`, `solutions`) as task data.
 
     `tests`, JSON or parsed, is a list of `{input, output, testtype, metadata}` or a dictionary `{inputs, outputs,
-    fn_name}`. Raises KeyError, TypeError or ValueError on anything else.
+    fn_name}`. Public are the tests whose input stands in the statement, else the first ones, at most `public_tests` and
+    never all; hidden are the others, the `MAX_HIDDEN` longest of them, none where there is but one test. Raises KeyError,
+    TypeError or ValueError on anything else.
     """
     statement, starter = str(record["problem"]), record.get("starter_code") or ""
     name = _parsed(record.get("metadata")).get("func_name") if record.get("metadata") else None
-    tests = [_deepcoder_test(test, name) for test in _unified(_parsed(record["tests"]))]
+    tests: list[dict[str, Any]] = []
+    for test in _unified(_parsed(record["tests"])):
+        made = _deepcoder_test(test, name)
+        if made not in tests:
+            tests.append(made)
     if not tests:
         raise ValueError("no tests")
-    shown = [test for test in tests if len(tests) > 1 and _written_in(test, statement)]
-    public = (shown or tests)[:public_tests]
-    hidden = [test for test in tests if test not in public] or tests
+    shown = [test for test in tests if _written_in(test, statement)]
+    public = (shown or tests)[: min(public_tests, max(len(tests) - 1, 1))]
+    hidden = [test for test in tests if test not in public]
     longest = sorted(range(len(hidden)), key=lambda index: (-len(json.dumps(hidden[index])), index))[:MAX_HIDDEN]
     solutions = _parsed(record.get("solutions") or record.get("solution") or [])
     return {
@@ -246,6 +254,8 @@ def _mbpp_problem(record: Mapping[str, Any]) -> dict[str, Any]:
     given = _BUILTINS - _defined_functions(reference)
     targets = sorted(set().union(*(_called_names(test, given) for test in tests)) - _defined_names(setup))
     made = [_check(test, targets, context=_CHECK_PRELUDE + setup, shown=test) for test in map(str.strip, tests)]
+    if len(made) < 2:
+        raise ValueError("a single test cannot be both shown and hidden")
     return {
         "origin": "mbpp",
         "number": int(record["task_id"]),
@@ -253,7 +263,7 @@ def _mbpp_problem(record: Mapping[str, Any]) -> dict[str, Any]:
         "starter_code": "",
         "prelude": "",
         "public": made[:1],
-        "hidden": made[1:] or made,
+        "hidden": made[1:],
         "reference": reference,
     }
 
