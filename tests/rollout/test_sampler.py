@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tiny_runs import tiny_setup
 
 from jaxagent import batches
+from jaxagent.errors import UserError
 from jaxagent.models import decoder
 from jaxagent.rollout import sampler
 from jaxagent.rollout.setup import sampler_params_fn
@@ -88,6 +89,18 @@ def test_a_nucleus_keeps_ties_together_and_the_likeliest_always():
     assert kept(1e-6) == [[True, False, False, False], [True] * 4]
     assert kept(0.5) == [[True] * 4, [True] * 4]
     assert sampler.nucleus(logits, 1.0) is logits
+
+
+@pytest.mark.parametrize("overrides", [("rollout.top_p=0.0",), ("rollout.top_p=1.5",), ("rollout.top_p=nan",)])
+def test_a_top_p_that_cannot_be_is_named(overrides):
+    with pytest.raises(UserError, match=r"rollout\.top_p must lie in"):
+        tiny_setup(*overrides)
+
+
+def test_an_analysis_of_whole_distributions_refuses_a_nucleus():
+    assert tiny_setup("rollout.top_p=0.5").config.rollout.top_p == 0.5
+    with pytest.raises(UserError, match=r"rollout.top_p=0.5 with eval.analysis"):
+        tiny_setup("rollout.top_p=0.5", "eval.analysis=True")
 
 
 def test_uniforms_depend_on_every_word_of_the_key():
