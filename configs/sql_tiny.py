@@ -1,4 +1,4 @@
-"""Generated databases with a tiny decoder: guess the names of tables and columns now, or spend turns on asking for them.
+"""Generated databases with a tiny decoder: guess the names of tables and columns, or spend turns on asking for them.
 
 Shows: BudgetMix RL (arXiv 2611.06483) against GRPO at the full budget on real SQL. The careful way takes 4 turns (SHOW
 TABLES, DESCRIBE, the query, submit); told 3 of 10 the agent must guess, told 5 it should not.

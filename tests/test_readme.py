@@ -19,7 +19,7 @@ def test_the_environment_of_the_readme_trains(tmp_path):
     assert sum(bool(line.strip()) for line in example.splitlines()) <= 40
     (tmp_path / "guess.py").write_text(example)
     python = [sys.executable, "-m", "jaxagent.cli"]
-    settings = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}", "XLA_FLAGS": ""}
+    settings = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}", "XLA_FLAGS": "--xla_backend_optimization_level=1"}
     for words in (
         ["envs", "guess:ENTRY"],
         ["sft", "--config=guess.py:runlocal", "--workdir=base"],

@@ -3,14 +3,17 @@
 Reproduces: the DeepCoder-MT bars of Pass@8 at told budgets of 25, 50, 75 and 100 % for three policies: the instruct
 model, GRPO at the full budget, BudgetMix. The summaries of the paper give neither the turn limit nor the judge: 4 turns
 (so that the four budgets differ), hidden tests decide, 1 if all pass and 0 else.
-Data: a file in the format of agentica-org/DeepCoder-Preview-Dataset (JSON lines or Parquet), named by
-`--config.env.options.path=FILE`. Without one, `--config.env.options.source=generated` trains on generated problems;
-`humaneval` (after `jaxagent data humaneval`) evaluates on HumanEval.
+Data: records of agentica-org/DeepCoder-Preview-Dataset (JSON lines or Parquet), brought once by
+  jaxagent data deepcoder --source=FOLDER
+`--config.env.options.source=generated` trains on generated problems instead; `humaneval` (after `jaxagent data
+humaneval`) evaluates on HumanEval.
 Hardware: one host with eight 80 GB GPUs and bubblewrap for the sandbox. Not run in full yet, so there is no time and no
 result to state.
-Command, for one policy:
-  jaxagent train    --config=paper/deepcoder_mt:budgetmix --config.env.options.path=FILE --workdir=runs/budgetmix
-  jaxagent evaluate --config=paper/deepcoder_mt:budgetmix --config.env.options.path=FILE --workdir=runs/budgetmix
+Command, for the whole table (base = the instruct model as it is):
+  jaxagent reproduce --worlds=paper/deepcoder_mt --arms=base,grpo_full,budgetmix --seeds=0 --workdir=runs/deepcoder_mt
+One policy:
+  jaxagent train    --config=paper/deepcoder_mt:budgetmix --workdir=runs/budgetmix
+  jaxagent evaluate --config=paper/deepcoder_mt:budgetmix --workdir=runs/budgetmix
 Smoke run, a minute on a CPU: any variant with `,runlocal` behind it, as in paper/deepcoder_mt:budgetmix,runlocal; it
 takes generated problems.
 Variants: base, grpo_full, grpo_full_noline, budgetmix, budgetmix_noline, gigpo, gigpo_budgetmix, ppo, ppo_budgetmix,
@@ -21,8 +24,8 @@ from jaxagent.paper import RUNLOCAL, apply_paper_variant, paper_config
 
 _RUNLOCAL = RUNLOCAL | {
     "env.options.source": "generated",
-    "rollout.max_context": 3072,
-    "optimizer.row_tokens": 3072,
+    "rollout.max_context": 1536,
+    "optimizer.row_tokens": 1536,
 }
 
 

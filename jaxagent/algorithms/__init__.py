@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping
 
 from jaxagent.algorithms.advantages import GROUP_ADVANTAGES, TOKEN_ADVANTAGES
 from jaxagent.algorithms.kl import KL_ESTIMATORS
-from jaxagent.algorithms.losses import AGGREGATIONS
+from jaxagent.algorithms.losses import AGGREGATIONS, RATIOS
 
 FUNCTIONS: Mapping[str, Mapping[str, Callable]] = {
     "group_advantages": GROUP_ADVANTAGES,  # [N] or [N, T], keyed by group ids
     "token_advantages": TOKEN_ADVANTAGES,  # [B, S], from a critic's values
+    "ratio": RATIOS,  # log-ratios of tokens to what the surrogate reads
     "aggregation": AGGREGATIONS,  # weights of the tokens in the loss
     "kl": KL_ESTIMATORS,
 }

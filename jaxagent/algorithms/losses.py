@@ -11,6 +11,7 @@ The pieces compose as
     loss = weighted_sum(per_token, mask, weights)            # a micro-batch gives its share, the shares add up
 """
 
+import functools
 from collections.abc import Callable
 
 import chex
@@ -61,7 +62,7 @@ def surrogate(
     """
     if not 0.0 <= clip_low <= 1.0 or clip_high < 0.0:
         raise ValueError(f"clip bounds need 0 <= clip_low <= 1 and clip_high >= 0, got {clip_low} and {clip_high}")
-    if dual_clip is not None and dual_clip <= 1.0:
+    if dual_clip is not None and not dual_clip > 1.0:
         raise ValueError(f"dual_clip must exceed 1 (3.0 is usual) or be None, got {dual_clip}")
     chex.assert_equal_shape([log_ratio, advantages])
     chex.assert_type([log_ratio, advantages], float)
@@ -324,6 +325,16 @@ def _check_tokens(log_ratio: Array, mask: Array, ids: Array) -> None:
     chex.assert_type([log_ratio, mask, ids], [float, bool, int])
 
 
+def _token_log_ratio(log_ratio: Array, mask: Array, ids: Array) -> Array:
+    """PPO's ratio: each token by itself."""
+    return log_ratio
+
+
+RATIOS: dict[str, Callable[..., Array]] = {  # (log_ratio, mask, ids) -> what `surrogate` reads
+    "token": _token_log_ratio,
+    "gspo_sequence": functools.partial(sequence_log_ratio, variant="sequence"),
+    "gspo_token": functools.partial(sequence_log_ratio, variant="token"),
+}
 AGGREGATIONS: dict[str, Callable[..., Array]] = {
     "token_mean": _token_mean,
     "sequence_mean": _mean_of_means,

@@ -12,6 +12,7 @@ from jaxagent.errors import UserError
 # Name -> function(source folder or None) -> what was done, in one line for the user.
 _FETCHERS: dict[str, str] = {
     "bfcl": "jaxagent.envs.bfcl.package:fetch",
+    "deepcoder": "jaxagent.envs.deepcoder.problems:fetch_deepcoder",
     "humaneval": "jaxagent.envs.deepcoder.problems:fetch_humaneval",
     "intercode-sql": "jaxagent.envs.intercode_sql.data:fetch",
 }

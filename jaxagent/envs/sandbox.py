@@ -211,15 +211,13 @@ class Sandbox:
         self.close()
 
     def _begin(self, job: Job) -> "_Run":
-        program = self._take()
+        program = self._next_guest()
         try:
-            test = self._take() if isinstance(job, Check) else None
+            test = self._next_guest() if isinstance(job, Check) else None
         except BaseException:
             self._discard(program)
             raise
-        run = _Run(job, program, test, time.monotonic() + self.options.seconds)
-        self._top_up(min(self.options.warm, self.options.parallel))
-        return run
+        return _Run(job, program, test, self.options.seconds)
 
     def _drive(self, running: dict[int, "_Run"]) -> dict[int, Outcome]:
         """Waits until something happens; returns the runs that ended by it and takes them out of `running`."""
@@ -234,6 +232,8 @@ class Sandbox:
                 guest.handle(name)
         ended = {}
         for number, run in list(running.items()):
+            if run.begun is None and not self._started(run):
+                continue
             run.route()
             if run.ended or time.monotonic() >= run.deadline:
                 del running[number]
@@ -243,18 +243,31 @@ class Sandbox:
                     self._release(run)
         return ended
 
-    def _take(self) -> "_Guest":
-        """A guest that is up."""
-        for _ in range(_STARTS + len(self._warm)):
-            guest = self._warm.popleft() if self._warm else self._start()
-            if guest.wait_ready():
-                return guest
+    def _started(self, run: "_Run") -> bool:
+        """Begins a run whose guests are up; replaces those that never will be, up to a number of times."""
+        if run.begin():
+            self._top_up(min(self.options.warm, self.options.parallel))
+            return True
+        for guest in run.failed_guests():
+            complaint = guest.stderr_text() or "no word from it"
             if guest.group is not None:  # it may be what is broken: not to be used again
                 guest.end()
                 guest.group.remove()
                 guest.group = None
             self._discard(guest)
-        raise InfrastructureError("sandbox", f"does not start: {guest.stderr_text() or 'no word from it'}")
+            if run.failures >= _STARTS + self.options.warm:
+                raise InfrastructureError("sandbox", f"does not start: {complaint}")
+            run.replace(guest, self._next_guest())
+        return False
+
+    def _next_guest(self) -> "_Guest":
+        """A warm guest or a new one; not one of another thread, with which it would die."""
+        while self._warm:
+            guest = self._warm.popleft()
+            if guest.thread is threading.current_thread():
+                return guest
+            self._discard(guest)
+        return self._start()
 
     def _top_up(self, wanted: int) -> None:
         while len(self._warm) < wanted and not self._closed:
@@ -270,13 +283,13 @@ class Sandbox:
         if not self.layers.control_groups:
             return None
         if not self._groups:
-            folders = sandbox_layers.group_folders()
             processes = self.options.processes + 1  # bubblewrap's outer process is in it too
-            self._groups.append(sandbox_layers.ControlGroup(folders, self.options.memory_mb << 20, processes))
+            memory = self.options.memory_mb << 20
+            self._groups.append(sandbox_layers.ControlGroup(sandbox_layers.group_folder(), memory, processes))
         return self._groups.pop()
 
     def _release(self, run: "_Run") -> None:
-        for guest in filter(None, (run.program, run.test)):
+        for guest in run.guests:
             self._discard(guest)
 
     def _discard(self, guest: "_Guest") -> None:
@@ -297,13 +310,14 @@ class _Guest:
         group: sandbox_layers.ControlGroup | None,
     ) -> None:
         self.group = group
+        self.thread = threading.current_thread()
         self.lines: collections.deque[bytes] = collections.deque()
         self.stdout, self.stderr, self.reported = bytearray(), bytearray(), 0
         self.status: int | None = None
         self._oom_kills = group.out_of_memory_kills() if group else 0
         self._limit = options.output_kb << 10
         self._pending, self._partial = memoryview(b""), bytearray()
-        self._closing = False
+        self._closing = self._up = False
         self._isolated = layers.bubblewrap
         report_read, report_write = os.pipe()
         seccomp = sandbox_layers.open_seccomp_filter() if layers.seccomp else None
@@ -340,16 +354,15 @@ class _Guest:
         for descriptor in (*self._open.values(), self._process.stdin.fileno()):
             os.set_blocking(descriptor, False)
 
-    def wait_ready(self) -> bool:
-        """Waits until the interpreter is up; False where it never will be."""
-        deadline = time.monotonic() + _START_SECONDS
-        while not self.lines and "report" in self._open and time.monotonic() < deadline:
-            with selectors.DefaultSelector() as selector:
-                self.register(selector)
-                for key, _ in selector.select(max(deadline - time.monotonic(), 0.0)):
-                    self.handle(key.data[1])
-        up = bool(self.lines) and self.lines.popleft() == b"ready"
-        return up and self._process.poll() is None  # a warm one dies when the thread that started it ends
+    def is_up(self) -> bool:
+        """Whether the interpreter waits for its program."""
+        if not self._up and self.lines:
+            self._up = self.lines.popleft() == b"ready"
+        return self._up and self._process.poll() is None
+
+    def is_lost(self) -> bool:
+        """Whether a guest that has no program yet has ended."""
+        return self._process.poll() is not None and not (self.lines and self.is_up())
 
     def send(self, message: object, rest: bytes = b"", *, last: bool) -> None:
         """Queues a message, then plain bytes; `last` is the end of the input."""
@@ -480,13 +493,29 @@ class _Guest:
 class _Run:
     """One job under way: the program's guest and, for a check, the test's."""
 
-    def __init__(self, job: Job, program: _Guest, test: _Guest | None, deadline: float) -> None:
-        self.job, self.program, self.test, self.deadline = job, program, test, deadline
-        self.begun = time.monotonic()
+    def __init__(self, job: Job, program: _Guest, test: _Guest | None, seconds: float) -> None:
+        """`seconds`: what the program gets from the moment when its guests are up."""
+        self.job, self.program, self.test, self._seconds = job, program, test, seconds
+        self.begun: float | None = None
+        self.deadline = time.monotonic() + _START_SECONDS
+        self.failures = 0
         self.compiled = self.fingerprint = self.syntax = self.verdict = None
         self.values: list[Any] = []
         self.answered = 0  # calls of the test that the program has answered
         self.broken = ""  # an answer that is no plain data
+
+    @property
+    def guests(self) -> list[_Guest]:
+        """The program's guest and, for a check, the test's."""
+        return [guest for guest in (self.program, self.test) if guest is not None]
+
+    def begin(self) -> bool:
+        """Hands the job out where all guests are up; the clock starts."""
+        if not all(guest.is_up() for guest in self.guests):
+            return False
+        self.begun = time.monotonic()
+        self.deadline = self.begun + self._seconds
+        job, program = self.job, self.program
         prelude = "" if isinstance(job, Script) else job.prelude
         mode = "script" if isinstance(job, Script) else "calls"
         order = {"mode": mode, "source": job.source, "prelude": prelude, "fingerprint": job.fingerprint}
@@ -497,7 +526,22 @@ class _Run:
             program.close_input()
         elif isinstance(job, Check):
             order = {"mode": "check", "source": job.test, "prelude": job.context, "fingerprint": False}
-            test.send({**order, "targets": list(job.targets)}, last=False)
+            self.test.send({**order, "targets": list(job.targets)}, last=False)
+        return True
+
+    def failed_guests(self) -> list[_Guest]:
+        """The guests that ended before they were up, or all that are not once the time to start is over."""
+        late = time.monotonic() >= self.deadline
+        return [guest for guest in self.guests if guest.is_lost() or (late and not guest.is_up())]
+
+    def replace(self, lost: _Guest, guest: _Guest) -> None:
+        """Another guest in the place of a lost one."""
+        self.failures += 1
+        self.deadline = time.monotonic() + _START_SECONDS
+        if lost is self.program:
+            self.program = guest
+        else:
+            self.test = guest
 
     @property
     def ended(self) -> bool:
@@ -508,7 +552,7 @@ class _Run:
 
     def register(self, selector: selectors.BaseSelector) -> None:
         """Everything that this run waits for."""
-        for guest in filter(None, (self.program, self.test)):
+        for guest in self.guests:
             guest.register(selector)
 
     def route(self) -> None:
@@ -535,7 +579,7 @@ class _Run:
             if not self.answered:
                 raise InfrastructureError("verifier", f"a test without a verdict: {self.test.stderr_text()[-300:]}")
             self.broken = "returned what the test cannot take"
-        for guest in filter(None, (program, self.test)):
+        for guest in self.guests:
             guest.end()
         kind, detail = self._ending(late=late)
         return Outcome(
@@ -625,8 +669,8 @@ def isolation() -> tuple[Layers | None, str]:
     if complaint:
         return None, f"bubblewrap does not work here: {complaint}"
     for layers in (
-        Layers(True, sandbox_layers.seccomp_filter() is not None, bool(sandbox_layers.control_group_parents())),
-        Layers(True, False, bool(sandbox_layers.control_group_parents())),
+        Layers(True, sandbox_layers.seccomp_filter() is not None, sandbox_layers.control_group_parent() is not None),
+        Layers(True, False, sandbox_layers.control_group_parent() is not None),
         Layers(True, sandbox_layers.seccomp_filter() is not None, False),
     ):
         if not _try_layers(layers):

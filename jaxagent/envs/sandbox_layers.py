@@ -5,6 +5,7 @@ that holds a bare interpreter and nothing to write to. The filter (package `pyse
 sockets and shared memory; control groups also bound what all processes of a sandbox hold together.
 """
 
+import contextlib
 import dataclasses
 import errno
 import functools
@@ -134,8 +135,7 @@ def python_command(interpreter: Interpreter, guest: str, arguments: Sequence[str
 
 def grouped_command(command: Sequence[str], group: "ControlGroup") -> list[str]:
     """`command`, started inside a control group: entering one waits on the kernel, so the child does it, not we."""
-    enter = 'n=$1; shift; while [ $n -gt 0 ]; do echo $$ > "$1" || exit 1; shift; n=$((n - 1)); done; exec "$@"'
-    return ["/bin/sh", "-c", enter, "sh", str(len(group.entrances)), *group.entrances, *command]
+    return ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', group.entrance, *command]
 
 
 def has_bubblewrap() -> bool:
@@ -176,79 +176,65 @@ def open_seccomp_filter() -> int | None:
 
 
 class ControlGroup:
-    """One reusable control group, or a pair of them in version 1: bounds the memory and processes of a sandbox."""
+    """One reusable control group: bounds the memory of a sandbox, and its processes in version 2."""
 
-    def __init__(self, folders: Sequence[str], memory_bytes: int, processes: int) -> None:
-        """Makes the folders and writes the limits; raises OSError where that is not allowed."""
-        self._folders = list(folders)
-        for folder in self._folders:
-            os.makedirs(folder, exist_ok=True)
+    def __init__(self, folder: str, memory_bytes: int, processes: int) -> None:
+        """Makes the folder and writes the limits; raises OSError where that is not allowed."""
+        self._folder = pathlib.Path(folder)
+        self._folder.mkdir(exist_ok=True)
         limits = {
             **dict.fromkeys(("memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "memory.max"), memory_bytes),
             "memory.swap.max": 0,
             "pids.max": processes,
         }
         for name, value in limits.items():
-            for folder in self._folders:
-                if os.path.exists(os.path.join(folder, name)):
-                    _write(folder, name, value)
+            if (self._folder / name).exists():
+                (self._folder / name).write_text(str(value))
 
     @property
-    def entrances(self) -> list[str]:
-        """The files that take the number of a process to put in; its later children follow."""
-        return [os.path.join(folder, "cgroup.procs") for folder in self._folders]
+    def entrance(self) -> str:
+        """The file that takes the number of a process to put in; its later children follow."""
+        return str(self._folder / "cgroup.procs")
 
     def out_of_memory_kills(self) -> int:
         """How many processes the kernel killed here for memory, so far."""
-        for folder in self._folders:
-            for name in ("memory.oom_control", "memory.events"):
-                path = pathlib.Path(folder, name)
-                if path.exists():
-                    words = path.read_text().split()
-                    return int(words[words.index("oom_kill") + 1]) if "oom_kill" in words else 0
+        for name in ("memory.oom_control", "memory.events"):
+            if (self._folder / name).exists():
+                words = (self._folder / name).read_text().split()
+                return int(words[words.index("oom_kill") + 1]) if "oom_kill" in words else 0
         return 0
 
     def remove(self) -> None:
-        """Removes the folders; what is still in use stays."""
-        for folder in self._folders:
-            try:
-                os.rmdir(folder)
-            except OSError:
-                continue
-
-
-def _write(folder: str, name: str, value: int) -> None:
-    with open(os.path.join(folder, name), "w") as stream:
-        stream.write(str(value))
+        """Removes the folder; what is still in use stays."""
+        with contextlib.suppress(OSError):
+            self._folder.rmdir()
 
 
 @functools.cache
-def control_group_parents() -> tuple[str, ...]:
-    """Folders under which groups that limit memory and processes can be made: one in version 2, two in version 1.
+def control_group_parent() -> str | None:
+    """The folder under which groups that limit memory can be made, None where that is not ours to do.
 
-    Empty where the controllers are absent or not ours to use.
+    Version 2 limits processes too. Version 1 would need a second group for that, and entering one takes some 10 ms of
+    waiting for the kernel, under a lock: there the limit of processes of the user namespace (`RLIMIT_NPROC`) does.
     """
     try:
         lines = pathlib.Path("/proc/self/cgroup").read_text().splitlines()
         mounts = [line.split() for line in pathlib.Path("/proc/self/mounts").read_text().splitlines()]
     except OSError:
-        return ()
+        return None
     paths = {}
     for line in lines:
         _, controllers, path = line.split(":", 2)
         paths.update({controller: path for controller in controllers.split(",")})
-    found = []
-    for controller in ("memory", "pids"):
-        for _, mount, kind, options, *_ in mounts:
-            if kind == "cgroup" and controller in options.split(",") and controller in paths:
-                found.append(_inside(mount, paths[controller]))
-    if len(found) == 2:
-        return tuple(found) if all(os.access(folder, os.W_OK) for folder in found) else ()
+    for _, mount, kind, options, *_ in mounts:
+        if kind == "cgroup" and "memory" in options.split(",") and "memory" in paths:
+            folder = _inside(mount, paths["memory"])
+            return folder if os.access(folder, os.W_OK) else None
     unified = [mount for _, mount, kind, *_ in mounts if kind == "cgroup2"]
-    return _unified_parent(_inside(unified[0], paths.get("", "/"))) if unified else ()
+    return _unified_parent(_inside(unified[0], paths.get("", "/"))) if unified else None
 
 
-def _unified_parent(own: str) -> tuple[str, ...]:
+def _unified_parent(own: str) -> str | None:
     """Our own group or the one above it, whichever hands both controllers down and lets us make groups."""
     for folder in (own, os.path.dirname(own)):
         try:
@@ -256,8 +242,8 @@ def _unified_parent(own: str) -> tuple[str, ...]:
         except OSError:
             continue
         if {"memory", "pids"} <= set(handed_down) and os.access(folder, os.W_OK):
-            return (folder,)
-    return ()
+            return folder
+    return None
 
 
 def _inside(mount: str, path: str) -> str:
@@ -269,19 +255,14 @@ def _inside(mount: str, path: str) -> str:
 _group_numbers = itertools.count()
 
 
-def group_folders() -> list[str]:
-    """The folders of a new control group of this process."""
-    number = next(_group_numbers)
-    return [os.path.join(parent, f"jaxagent-{os.getpid()}-{number}") for parent in control_group_parents()]
+def group_folder() -> str:
+    """The folder of a new control group of this process."""
+    return os.path.join(control_group_parent() or "", f"jaxagent-{os.getpid()}-{next(_group_numbers)}")
 
 
 def remove_stale_groups() -> None:
     """Removes the groups of processes that are gone."""
-    for parent in control_group_parents():
-        for folder in pathlib.Path(parent).glob("jaxagent-*-*"):
-            pid = folder.name.split("-")[1]
-            if not os.path.exists(f"/proc/{pid}"):
-                try:
-                    folder.rmdir()
-                except OSError:
-                    continue
+    for folder in pathlib.Path(control_group_parent() or "/nowhere").glob("jaxagent-*-*"):
+        if not os.path.exists(f"/proc/{folder.name.split('-')[1]}"):
+            with contextlib.suppress(OSError):
+                folder.rmdir()

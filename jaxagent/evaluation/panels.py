@@ -92,7 +92,7 @@ def check_panel(panel: Panel, tasks: Sequence[Task]) -> None:
     if (found := hash_of_ids([task.id for task in tasks])) != panel.content_hash:
         raise UserError(
             f"the tasks at hand have hash {found}, the panel {panel.content_hash}; "
-            f"evaluate on the tasks that environment {panel.env!r} makes with the panel's options"
+            f"take those that environment {panel.env!r} makes with the panel's options and eval.panel_seed"
         )
 
 

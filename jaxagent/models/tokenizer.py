@@ -103,8 +103,8 @@ def _budget_words() -> list[str]:
 def build_tiny_tokenizer(path: str | pathlib.Path, vocabulary: tuple[str, ...] | None = None) -> None:
     """Writes a tiny tokenizer to the folder `path` in the layout of `save_pretrained`.
 
-    Ids: the vocabulary (default: `compact_vocabulary()`), common English words up to a multiple of `VOCAB_MULTIPLE`, the 256 bytes, the special
-    tokens. The special tokens are not in the unigram model, so no text can be read as one.
+    Ids: the vocabulary (default: `compact_vocabulary()`), common English words up to a multiple of `VOCAB_MULTIPLE`,
+    the 256 bytes, the special tokens. The special tokens are not in the unigram model, so no text can be read as one.
     """
     from transformers import PreTrainedTokenizerFast
 

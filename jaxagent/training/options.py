@@ -14,9 +14,8 @@ from jaxagent.config import default_config
 from jaxagent.errors import UserError
 from jaxagent.training.state import CriticSettings, StateExtras, optimizer_settings
 
-NAMES = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "gigpo", "ppo")
+NAMES = (*FUNCTIONS["group_advantages"], "ppo")
 STD_NAMES = ("grpo", "gigpo")  # those with the switch `normalize_std`
-RATIOS = ("token", "gspo_sequence", "gspo_token")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,7 +195,7 @@ def _check_ranges(section: ConfigDict) -> None:
     _check_choices(
         {
             "name": NAMES,
-            "ratio": RATIOS,
+            "ratio": tuple(FUNCTIONS["ratio"]),
             "aggregation": ("auto", *FUNCTIONS["aggregation"]),
             "old_logprobs": ("behaviour", "recomputed"),
             "overruns": ("zero", "mask", "drop", "penalty"),
@@ -224,7 +223,7 @@ def _check_ranges(section: ConfigDict) -> None:
         "critic.alone_updates",
     )
     _check_numbers(section, (*positive, *more), 0, None)
-    if section.dual_clip and section.dual_clip <= 1:
+    if section.dual_clip and not section.dual_clip > 1:
         raise UserError(f"algorithm.dual_clip must exceed 1 (3.0 is usual) or be 0 for none, got {section.dual_clip}")
     bounds = section.sequence_mask
     if bounds and not (len(bounds) == 2 and 0 <= bounds[0] <= 1 <= bounds[1]):
@@ -253,6 +252,8 @@ def _complaints(config: ConfigDict) -> Iterator[str]:
         yield "algorithm.overruns=penalty needs algorithm.overrun_penalty above 0"
     if section.name == "ppo" and section.critic.kind == "none":
         yield "algorithm.name=ppo needs a critic: set algorithm.critic.kind to head or separate"
+    if section.name == "ppo" and not section.critic.learning_rate:
+        yield "algorithm.critic.learning_rate=0 leaves the critic as it starts: give it a rate above 0"
 
 
 def _advantage_complaints(config: ConfigDict) -> Iterator[str]:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxagent.algorithms import losses
+from jaxagent.algorithms import FUNCTIONS, losses
 from jaxagent.algorithms.kl import kl
 from jaxagent.batches import TokenBatch
 from jaxagent.budgets import NUM_TENTHS
@@ -161,9 +161,7 @@ def _policy_loss(
     """Clipped surrogate with its corrections, entropy bonus and KL term; metrics; sums per budget tenth."""
     loss = options.loss
     log_ratio = losses.masked_difference(logprob, batch.old_logprobs, mask)
-    if loss.ratio != "token":
-        variant = loss.ratio.removeprefix("gspo_")
-        log_ratio = losses.sequence_log_ratio(log_ratio, mask, batch.episode_index, variant=variant)
+    log_ratio = FUNCTIONS["ratio"][loss.ratio](log_ratio, mask, batch.episode_index)
     bounds = {"clip_low": loss.clip_low, "clip_high": loss.clip_high, "dual_clip": loss.dual_clip}
     per_token, clipped = losses.surrogate(log_ratio, batch.advantages, mask=mask, **bounds)
     if loss.importance_cap:

@@ -476,4 +476,5 @@ def test_options_that_cannot_work_raise():
 def test_the_table_names_every_estimator():
     assert set(FUNCTIONS["group_advantages"]) == {"grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "gigpo"}
     assert set(FUNCTIONS["token_advantages"]) == {"token_gae", "turn_gae", "bi_level_gae"}
+    assert set(FUNCTIONS["ratio"]) == {"token", "gspo_sequence", "gspo_token"}
     assert all(callable(f) for table in FUNCTIONS.values() for f in table.values())

@@ -295,31 +295,3 @@ def test_shapes_are_checked_at_the_border():
         losses.surrogate(x, x[:, :1])
     with pytest.raises(AssertionError):
         losses.weighted_sum(x, x > 0, x[0])
-
-
-# --- another library
-# ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_agreement_with_torch():
-    """The same formulas written with torch and differentiated by torch."""
-    torch = pytest.importorskip("torch")
-    rng = np.random.default_rng(0)
-    new, old = (rng.normal(-1.0, 0.4, (16, 32)).astype(np.float32) for _ in range(2))
-    advantages, mask = rng.normal(size=(16, 32)).astype(np.float32), rng.random((16, 32)) < 0.6
-
-    def loss_of(new):
-        log_ratio = losses.masked_difference(new, old, mask)
-        per_token, _ = losses.surrogate(log_ratio, advantages, dual_clip=3.0, mask=mask)
-        return losses.aggregate(per_token, mask, None, "token_mean")
-
-    value, gradient = jax.value_and_grad(loss_of)(new)
-    x, a, m = torch.tensor(new, requires_grad=True), torch.tensor(advantages), torch.tensor(mask)
-    ratio = (x - torch.tensor(old)).exp()
-    term = torch.maximum(-a * ratio, -a * ratio.clamp(0.8, 1.28))
-    term = torch.where(a < 0, torch.minimum(term, -3.0 * a), term)
-    reference = term[m].mean()
-    reference.backward()
-    np.testing.assert_allclose(value, reference.item(), rtol=1e-5)
-    np.testing.assert_allclose(gradient, x.grad.numpy(), atol=1e-6)

@@ -103,11 +103,17 @@ def cut(episode, budget):
     )
 
 
+@functools.cache
+def _first_state(model, optimizer, extras):
+    """On the host; cases that start alike share it."""
+    return jax.device_get(jax.jit(functools.partial(states.init_state, model, optimizer, 0, extras))())
+
+
 def fresh_state(setup):
     """The initial state, off the straight line: another reference than the policy, a critic that says something."""
     optimizer = states.make_optimizer(states.optimizer_settings(setup.config.optimizer))
     extras = options.algorithm_options(setup.config).extras
-    state = states.init_state(setup.model, optimizer, 0, extras)
+    state = _first_state(setup.model, optimizer, extras)
     if state.reference is not None:
         state = dataclasses.replace(state, reference=jax.tree.map(lambda x: 0.9 * x, state.reference))
     if state.critic is not None:
@@ -117,18 +123,42 @@ def fresh_state(setup):
     return jax.device_put(state, states.state_shardings(setup.model, optimizer, setup.mesh, extras))
 
 
-def run_update(setup, episodes, *, replay=None, edit=lambda batch: batch):
-    """(minus the change of the weights, metrics, prepared batch, arrays) of an update; `edit` acts on the batch."""
-    optimizer = states.make_optimizer(states.optimizer_settings(setup.config.optimizer))
-    update = loop.make_update(setup, optimizer)
+def make_update(setup):
+    return loop.make_update(setup, states.make_optimizer(states.optimizer_settings(setup.config.optimizer)))
+
+
+def prepared(setup, episodes):
+    """(prepared batch, arrays) without a gradient step, for algorithms that need no scores."""
+    update = make_update(setup)
+    arrays, packed = loop.make_batch(setup.config, update, episodes)
+    return jax.device_get(update.prepare(arrays, packed, None)), arrays
+
+
+def run_update(setup, episodes, *, replay=None, edit=lambda batch: batch, edit_inputs=lambda *inputs: inputs):
+    """(minus the change of the weights, metrics, prepared batch, arrays) of an update.
+
+    `edit_inputs` acts on what the host hands over, `edit` on the batch before its gradient step.
+    """
+    update = make_update(setup)
     state = fresh_state(setup)
     before = jax.device_get((state.params, state.critic.params if state.critic else None))
-    arrays, packed = loop.make_batch(setup.config, update, episodes, replay=replay)
+    arrays, packed = edit_inputs(*loop.make_batch(setup.config, update, episodes, replay=replay))
     scores = update.score_batch(state, packed) if update.score_batch else None
     batch = edit(jax.device_get(update.prepare(arrays, packed, scores)))
     state, metrics = update.train_step(state, batch)
     after = jax.device_get((state.params, state.critic.params if state.critic else None))
     return jax.tree.map(lambda a, b: a - b, before, after), loop.scalar_metrics(jax.device_get(metrics)), batch, arrays
+
+
+def spread_rows(batch):
+    """The filled rows of a batch of sixteen dealt out over its quarters."""
+    assert len(batch.tokens) == 16
+    return jax.tree.map(lambda leaf: leaf[np.arange(16).reshape(4, 4).T.ravel()], batch)
+
+
+def filled_pieces(batch, pieces):
+    """How many of so many equal pieces hold a policy token."""
+    return sum(part.any() for part in np.split(np.asarray(batch.policy_mask & batch.valid), pieces))
 
 
 def flat(tree):

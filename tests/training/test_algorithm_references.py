@@ -141,7 +141,7 @@ def spread(batch):
     return batch.advantages[mask][order]
 
 
-@pytest.mark.parametrize("seed", [0, 7])
+@pytest.mark.parametrize("seed", [0, pytest.param(7, marks=pytest.mark.slow)])
 def test_a_whole_gigpo_step(seed):
     setup, episodes = case_setup("gigpo", "optimizer.micro_rows=4"), groups_of_episodes(seed=seed)
 
@@ -157,7 +157,7 @@ def test_a_whole_gigpo_step(seed):
     assert_close(found, policy)
 
 
-@pytest.mark.parametrize("seed", [0, 7])
+@pytest.mark.parametrize("seed", [0, pytest.param(7, marks=pytest.mark.slow)])
 def test_a_whole_ppo_step(seed):
     setup, episodes = case_setup("ppo", "optimizer.micro_rows=4"), groups_of_episodes(seed=seed)
     loss, (policy, head), tokens = reference_step(setup, episodes, lambda t, values: fill_ppo(episodes, t, values))

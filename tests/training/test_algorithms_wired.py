@@ -12,10 +12,14 @@ from algorithm_cases import (
     assert_same_gradient,
     case_setup,
     cut,
+    filled_pieces,
     flat,
     fresh_state,
     groups_of_episodes,
+    make_update,
+    prepared,
     run_update,
+    spread_rows,
 )
 from episode_builder import make_episode, make_turn
 from tiny_runs import SilentLog, tiny_config
@@ -31,9 +35,10 @@ ALL = pytest.mark.parametrize("case", [c if c in FAST else pytest.param(c, marks
 
 @ALL
 def test_one_device_with_four_micro_batches_equals_eight_with_one(case):
-    """F12, for every loss: denominators are global."""
-    one = run_update(case_setup(case, "optimizer.micro_rows=4"), groups_of_episodes())
-    eight = run_update(case_setup(case, devices=8), groups_of_episodes())
+    """F12, for every loss: denominators are global, and a device or micro-batch without a token adds nothing."""
+    one = run_update(case_setup(case, "optimizer.micro_rows=4"), groups_of_episodes(), edit=spread_rows)
+    eight = run_update(case_setup(case, devices=8), groups_of_episodes(), edit=spread_rows)
+    assert filled_pieces(one[2], 4) == 4 and 4 <= filled_pieces(eight[2], 8) < 8
     assert_same_gradient(one[0], eight[0])
     for name in ("train/loss", "train/entropy", "train/ratio"):
         np.testing.assert_allclose(one[1][name], eight[1][name], rtol=2e-5, atol=1e-7)
@@ -42,10 +47,12 @@ def test_one_device_with_four_micro_batches_equals_eight_with_one(case):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("micro_rows", [8, 16])
-def test_micro_batches_add_up(case, micro_rows):
-    four = run_update(case_setup(case, "optimizer.micro_rows=4"), groups_of_episodes())
-    fewer = run_update(case_setup(case, f"optimizer.micro_rows={micro_rows}"), groups_of_episodes())
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_micro_batches_add_up(case, pieces):
+    four = run_update(case_setup(case, "optimizer.micro_rows=4"), groups_of_episodes(), edit=spread_rows)
+    setup = case_setup(case, f"optimizer.micro_rows={16 // pieces}")
+    fewer = run_update(setup, groups_of_episodes(), edit=spread_rows)
+    assert filled_pieces(four[2], 4) == 4 and filled_pieces(fewer[2], pieces) == pieces
     assert_same_gradient(four[0], fewer[0])
 
 
@@ -73,23 +80,38 @@ def test_replayed_budgets_equal_physically_cut_episodes(case):
         assert_same_gradient(unmasked[0], physical[0])
 
 
+def poisoned(tree, outside):
+    """Every float field of a batch with NaN and infinity where `outside(its shape)` says so."""
+    floats = {f.name: getattr(tree, f.name) for f in dataclasses.fields(tree)}
+    floats = {k: np.asarray(v) for k, v in floats.items() if v is not None and v.dtype == np.float32}
+    return dataclasses.replace(
+        tree,
+        **{
+            k: np.where(outside(v), np.resize([np.nan, np.inf, -np.inf], v.shape), v).astype(np.float32)
+            for k, v in floats.items()
+        },
+    )
+
+
 @ALL
 def test_nan_and_inf_under_masks_are_harmless(case):
-    """F22."""
+    """F22: in void episodes, in turns that were not taken and outside the loss mask, before and after preparation."""
     setup = case_setup(case, "optimizer.micro_rows=4")
-    clean = run_update(setup, groups_of_episodes())
+    episodes = groups_of_episodes()
+    lost = {"end_reason": "infrastructure", "reward": 0.0, "success": False, "success_turn": None}
+    episodes[5] = dataclasses.replace(episodes[5], **lost)
+    clean = run_update(setup, episodes)
 
-    def poison(batch):
-        outside = ~np.asarray(step.loss_mask(batch))
-        bad = np.resize([np.nan, np.inf, -np.inf], outside.shape)
-        floats = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
-        floats = {k: v for k, v in floats.items() if v is not None and v.dtype == np.float32}
-        assert {"old_logprobs", "advantages"} <= floats.keys()
-        return dataclasses.replace(
-            batch, **{k: np.where(outside, bad, v).astype(np.float32) for k, v in floats.items()}
-        )
+    def poison_batch(batch):
+        return poisoned(batch, lambda _: ~np.asarray(step.loss_mask(batch)))
 
-    dirty = run_update(setup, groups_of_episodes(), edit=poison)
+    def poison_inputs(arrays, packed):
+        unused = {1: ~arrays.valid, 2: ~(arrays.turn_mask & arrays.valid[:, None])}
+        assert unused[1].any()
+        return poisoned(arrays, lambda x: unused[x.ndim]), poison_batch(packed)
+
+    dirty = run_update(setup, episodes, edit=poison_batch, edit_inputs=poison_inputs)
+    assert not np.isfinite(dirty[3].rewards).all() and not np.isfinite(dirty[2].advantages).all()
     assert_same_gradient(clean[0], dirty[0])
     assert all(np.isfinite(value) for value in dirty[1].values())
 
@@ -108,57 +130,84 @@ def test_rows_in_any_order_give_the_same_step(case):
     assert_same_gradient(straight[0], run_update(setup, shuffled)[0], tolerance=3e-5)
 
 
-@pytest.mark.parametrize("case", ["gigpo", *(pytest.param(c, marks=pytest.mark.slow) for c in ("dr_grpo", "rloo"))])
+UNSCORED = {
+    "corrected": (
+        "algorithm.old_logprobs=behaviour",
+        "algorithm.importance_cap=0.0",
+        "algorithm.sequence_mask=()",
+        "algorithm.sequence_mask_mean=False",
+        "algorithm.kl.kind=k3",
+        "algorithm.kl.reference=frozen",
+    )
+}
+
+
+@pytest.mark.parametrize("case", ["gigpo", "dr_grpo", "rloo", "corrected"])
 def test_groups_of_one_and_equal_returns_give_exactly_nothing(case):
     """F7."""
-    setup = case_setup(case, "optimizer.micro_rows=4")
+    setup = case_setup(case, "optimizer.micro_rows=4", "algorithm.kl.coefficient=0.0", *UNSCORED.get(case, ()))
     lonely = [make_episode(3, success=True, group=g) for g in range(4)]
-    assert not np.any(run_update(setup, lonely)[2].advantages)
-    turns = [make_turn(i + 1, anchor="same", reward=0.1) for i in range(3)]
+    assert not np.any(prepared(setup, lonely)[0].advantages)
+    turns = [make_turn(i + 1, anchor="same", reward=0.1) for i in range(1 if case == "gigpo" else 3)]
     equal = [make_episode(turns=turns, success=True, group=0, member=m, reward=0.3) for m in range(4)]
-    if case != "gigpo":
-        assert not np.any(run_update(setup, equal)[2].advantages)
-    else:
-        advantages = run_update(setup, [make_episode(1, success=True, member=m) for m in range(4)])[2].advantages
-        assert not np.any(advantages)
+    assert not np.any(prepared(setup, equal)[0].advantages)
 
 
-def test_advantages_of_groups_are_normalised_once():
+PLAIN_GROUPS = {  # the algorithm's formula on the outcomes of a group, for every method without a critic
+    "gigpo": ("algorithm.gigpo.step_weight=0.0", "algorithm.normalize_std=False"),
+    "dr_grpo": (),
+    "gspo_token": ("algorithm.normalize_std=False",),
+}
+
+
+@pytest.mark.parametrize("case", PLAIN_GROUPS)
+def test_advantages_of_groups_are_normalised_once(case):
     """F8: two groups [1, 0] and [1, 1, 1, 0]: the group formula exactly, on every token."""
-    setup = case_setup(
-        "gigpo", "optimizer.micro_rows=4", "algorithm.gigpo.step_weight=0.0", "algorithm.normalize_std=False"
-    )
+    setup = case_setup(case, "optimizer.micro_rows=4", *PLAIN_GROUPS[case])
     outcomes = [(0, 1), (0, 0), (1, 1), (1, 1), (1, 1), (1, 0)]
     episodes = [make_episode(2, success=bool(r), group=g, member=m) for m, (g, r) in enumerate(outcomes)]
-    batch, arrays = run_update(setup, episodes)[2:]
+    batch, arrays = prepared(setup, episodes)
     expected = np.array([0.5, -0.5, 0.25, 0.25, 0.25, -0.75])
     mask = np.asarray(step.loss_mask(batch))
     np.testing.assert_allclose(batch.advantages[mask], expected[batch.episode_index[mask]], atol=1e-6)
     assert arrays.valid.sum() == 6
 
 
-def test_long_episodes_do_not_dominate_a_baseline():
+@pytest.mark.parametrize("case", PLAIN_GROUPS)
+def test_long_episodes_do_not_dominate_a_baseline(case):
     """F9: rewards 1 (2 turns) and 0 (8 turns): episode part +-0.5 on every token."""
-    setup = case_setup(
-        "gigpo", "optimizer.micro_rows=4", "algorithm.gigpo.step_weight=0.0", "algorithm.normalize_std=False"
-    )
-    pair = [make_episode(2, success=True, member=0), make_episode(8, member=1)]
-    batch = run_update(setup, pair)[2]
+    setup = case_setup(case, "optimizer.micro_rows=4", *PLAIN_GROUPS[case])
+    batch = prepared(setup, [make_episode(2, success=True, member=0), make_episode(8, member=1)])[0]
     mask = np.asarray(step.loss_mask(batch))
     np.testing.assert_allclose(batch.advantages[mask], np.where(batch.episode_index[mask] == 0, 0.5, -0.5), atol=1e-6)
 
 
-def test_old_logprobs_at_the_rollouts_temperature():
-    """F10: at a temperature of a half, old log-probs from the score pass are the policy's: the first ratio is 1."""
-    setup = case_setup("ppo", "optimizer.micro_rows=4", "algorithm.old_logprobs=recomputed", "rollout.temperature=0.5")
-    first = run_update(setup, groups_of_episodes())[1]
-    np.testing.assert_allclose(first["train/ratio"], 1.0, atol=1e-6)
-    assert first["train/clip_share"] == 0
+# One compilation for what a score pass, a reference, a critic and a temperature must keep apart.
+SCORED = ("optimizer.micro_rows=4", "algorithm.old_logprobs=recomputed", "rollout.temperature=0.5")
+ALONE = "algorithm.critic.alone_updates=1"
+
+
+def test_scores_at_the_rollouts_temperature():
+    """F10: at a temperature of a half, old log-probs are the policy's (first ratio 1), the reference's likewise."""
+    setup = case_setup("ppo_token", *SCORED, ALONE)
+    update, extras = make_update(setup), loop.algorithm_options(setup.config).extras
+    optimizer = states.make_optimizer(states.optimizer_settings(setup.config.optimizer))
+    state = loop.fresh_state(setup, optimizer, extras)  # the reference is the policy
+    arrays, packed = loop.make_batch(setup.config, update, groups_of_episodes())
+    scores = jax.device_get(update.score_batch(state, packed))
+    mask = np.asarray(step.loss_mask(packed))
+    cold = dataclasses.replace(loop.make_step_config(setup), temperature=1.0)
+    untempered = np.asarray(jax.jit(functools.partial(step.score_tokens, cold))(state.params, packed)[0])
+    assert np.abs(scores.old_logprobs - untempered)[mask].max() > 1e-2
+    np.testing.assert_allclose(scores.ref_logprobs[mask], scores.old_logprobs[mask], atol=1e-5)
+    _, metrics = loop.apply_update(update, state, arrays, packed)
+    np.testing.assert_allclose(metrics["train/ratio"], 1.0, atol=1e-6)
+    assert metrics["train/clip_share"] == 0 and abs(metrics["train/kl_reference"]) < 1e-6
 
 
 def one_by_one(setup, pieces):
     """Gradient steps of a single-step update on each piece in turn."""
-    update = loop.make_update(setup, states.make_optimizer(states.optimizer_settings(setup.config.optimizer)))
+    update = make_update(setup)
     state, clipped = fresh_state(setup), []
     for piece in pieces:
         state, metrics = update.train_step(state, piece)
@@ -171,8 +220,7 @@ def test_epochs_and_minibatches_are_single_steps_in_a_row(case):
     """F11: old log-probs, advantages and values stay fixed, so later steps clip; the update counter moves by one."""
     more = ("algorithm.epochs=2", "algorithm.minibatches=2", "algorithm.old_logprobs=recomputed")
     several = case_setup(case, "optimizer.micro_rows=4", *more)
-    optimizer = states.make_optimizer(states.optimizer_settings(several.config.optimizer))
-    update = loop.make_update(several, optimizer)
+    update = make_update(several)
     state = fresh_state(several)
     arrays, packed = loop.make_batch(several.config, update, groups_of_episodes())
     scores = update.score_batch(state, packed) if update.score_batch else None
@@ -199,13 +247,19 @@ def test_metrics_by_tenth_are_means_over_the_tokens_of_a_tenth(case):
         chosen = batch.advantages[mask][budgets == budget]
         np.testing.assert_allclose(metrics[f"train/advantage_tenth_{tenth}"], chosen.mean(), atol=1e-5)
         np.testing.assert_allclose(metrics[f"train/advantage_std_tenth_{tenth}"], chosen.std(), atol=1e-4)
+    share = np.bincount(budgets, minlength=9)[[1, 2, 5, 8]] / len(budgets)
+    for name in ("ratio", "clip_share", "kl_behaviour", "entropy"):  # their means over all tokens are logged too
+        parts = [metrics[f"train/{name}_tenth_{tenth}"] for tenth in (2, 3, 7, 10)]
+        np.testing.assert_allclose(share @ parts, metrics[f"train/{name}"], rtol=1e-4, err_msg=name)
+        assert np.ptp(parts) > 0
     names = ("ratio", "clip_share", "kl_behaviour", "entropy", "advantage", "advantage_std")
     assert {f"train/{n}_tenth_{t}" for n in names for t in (2, 3, 7, 10)} == {k for k in metrics if "_tenth_" in k}
 
 
-def test_budgets_change_without_a_compilation():
-    setup = case_setup("ppo", "optimizer.micro_rows=4")
-    update = loop.make_update(setup, states.make_optimizer(states.optimizer_settings(setup.config.optimizer)))
+@BOTH
+def test_budgets_change_without_a_compilation(case):
+    setup = case_setup(case, "optimizer.micro_rows=4")
+    update = make_update(setup)
     state = fresh_state(setup)
     counter = CompileCounter()
     for number in range(3):
@@ -218,8 +272,8 @@ def test_budgets_change_without_a_compilation():
 
 
 def test_a_reference_and_a_critic_share_no_buffer_with_the_policy():
-    """F23: the donated state's leaves are distinct, and the frozen reference outlives the step unchanged."""
-    setup = case_setup("ppo_token", "optimizer.micro_rows=4")
+    """F23: the donated state's leaves are distinct, and the frozen reference outlives the steps unchanged."""
+    setup = case_setup("ppo_token", *SCORED, ALONE)
     optimizer = states.make_optimizer(states.optimizer_settings(setup.config.optimizer))
     update = loop.make_update(setup, optimizer)
     extras = loop.algorithm_options(setup.config).extras
@@ -235,22 +289,36 @@ def test_a_reference_and_a_critic_share_no_buffer_with_the_policy():
     np.testing.assert_array_equal(flat(started.critic.params["trunk"]), flat(started.params))
     before = flat(jax.device_get(started.reference))
     arrays, packed = loop.make_batch(setup.config, update, groups_of_episodes())
-    state, metrics = loop.apply_update(update, started, arrays, packed)
-    np.testing.assert_array_equal(flat(jax.device_get(state.reference)), before)
-    assert np.abs(flat(jax.device_get(state.params)) - before).max() > 1e-4 and metrics["train/kl_reference"] < 1e-6
+    scored = np.asarray(update.score_batch(started, packed).ref_logprobs)
+    for _ in range(2):  # in the first the critic learns alone
+        started, _ = loop.apply_update(update, started, arrays, packed)
+    np.testing.assert_array_equal(flat(jax.device_get(started.reference)), before)
+    np.testing.assert_array_equal(update.score_batch(started, packed).ref_logprobs, scored)
+    assert np.abs(flat(jax.device_get(started.params)) - before).max() > 1e-4
+
+
+@pytest.mark.slow
+def test_a_reference_that_follows_the_policy():
+    setup = case_setup("corrected", "optimizer.micro_rows=4", "algorithm.kl.decay=0.75")
+    update, state = make_update(setup), fresh_state(setup)
+    before = flat(jax.device_get(state.reference))
+    arrays, packed = loop.make_batch(setup.config, update, groups_of_episodes())
+    state, metrics = loop.apply_update(update, state, arrays, packed)
+    after = flat(jax.device_get(state.params))
+    np.testing.assert_allclose(flat(jax.device_get(state.reference)), 0.75 * before + 0.25 * after, atol=1e-6)
+    assert np.abs(after - before).max() > 1e-3 and metrics["train/kl_reference"] > 0
 
 
 def test_a_plain_run_carries_nothing_extra():
     state = fresh_state(case_setup("gigpo", "optimizer.micro_rows=4"))
     assert state.reference is None and state.critic is None
-    batch = run_update(case_setup("gigpo", "optimizer.micro_rows=4"), groups_of_episodes())[2]
+    batch = prepared(case_setup("gigpo", "optimizer.micro_rows=4"), groups_of_episodes())[0]
     assert batch.ref_logprobs is None and batch.old_values is None and batch.returns is None
 
 
 def test_the_critic_learns_alone_at_first():
-    setup = case_setup("ppo", "optimizer.micro_rows=4", "algorithm.critic.alone_updates=1")
-    optimizer = states.make_optimizer(states.optimizer_settings(setup.config.optimizer))
-    update = loop.make_update(setup, optimizer)
+    setup = case_setup("ppo_token", *SCORED, ALONE)
+    update = make_update(setup)
     state = fresh_state(setup)
     histories = [jax.device_get((state.params, state.critic.params))]
     for number in range(2):
@@ -272,6 +340,7 @@ RESUMED = (
 )
 
 
+@pytest.mark.slow
 def test_a_resumed_run_with_critic_and_reference_equals_the_straight_one(tmp_path):
     logs = {}
     for folder, ends in (("straight", (4,)), ("resumed", (2, 4))):

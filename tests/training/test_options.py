@@ -23,6 +23,8 @@ CASES = [
     (("algorithm.old_logprobs=guess",), "algorithm.old_logprobs"),
     (("algorithm.ratio=sequence",), "algorithm.ratio"),
     (("algorithm.aggregation=mean",), "algorithm.aggregation"),
+    (("algorithm.dual_clip=nan",), "algorithm.dual_clip must exceed 1"),
+    ((*PPO, "algorithm.critic.learning_rate=0.0"), "critic.learning_rate=0"),
     (("algorithm.dual_clip=0.5",), "algorithm.dual_clip must exceed 1"),
     (("algorithm.clip_low=1.5",), "algorithm.clip_low"),
     (("algorithm.clip_high=-0.1",), "algorithm.clip_high"),
@@ -124,6 +126,26 @@ def test_schedules():
     cosine = ("optimizer.schedule=cosine", "optimizer.decay_steps=10", "optimizer.final_share=0.1")
     expected = [t / 2 for t in range(2)] + [0.1 + 0.9 * (1 + np.cos(np.pi * t / 8)) / 2 for t in range(9)] + [0.1]
     np.testing.assert_allclose(rates(*cosine, "optimizer.warmup_steps=2"), expected, atol=1e-6)
+
+
+def test_gradients_are_clipped_by_their_global_norm():
+    config = tiny_config("optimizer.name=sgd", "optimizer.learning_rate=1.0", "optimizer.clip_norm=0.5")
+    optimizer = states.make_optimizer(states.optimizer_settings(config.optimizer))
+    for gradient, expected in (([3.0, -4.0], [-0.3, 0.4]), ([0.3, 0.0], [-0.3, 0.0])):
+        leaves = {name: np.float32(x) for name, x in zip("ab", gradient, strict=True)}
+        update, _ = optimizer.update(leaves, optimizer.init(leaves))
+        np.testing.assert_allclose([update["a"], update["b"]], expected, rtol=1e-6)
+
+
+def test_the_critic_has_a_rate_and_a_warm_up_of_its_own():
+    more = ("algorithm.critic.learning_rate=0.5", "algorithm.critic.warmup_steps=4", "optimizer.learning_rate=0.1")
+    settings = options.algorithm_options(tiny_config(*PPO, *more, "optimizer.name=sgd")).critic.optimizer
+    optimizer = states.make_optimizer(settings)
+    opt_state, found = optimizer.init(np.float32(0)), []
+    for _ in range(6):
+        update, opt_state = optimizer.update(np.float32(0.5), opt_state)
+        found.append(-2 * float(update))
+    np.testing.assert_allclose(found, [0, 0.125, 0.25, 0.375, 0.5, 0.5])
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ A task is a seed: it makes the world at `reset`, and the episode's own seed make
 import contextlib
 import dataclasses
 import operator
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,6 +24,7 @@ from jaxagent.episodes import Task
 from jaxagent.errors import UserError
 
 NAME = "gymnasium"
+_HIGHLIGHT = re.compile(r"\x1b\[([\d;]*)m")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,6 +116,7 @@ class GymnasiumText:
         return StepResult(Observation(text, self._text), info={"valid": False, "action": None, "error": error})
 
     def _as_text(self, observation: Any) -> str:
+        """The observation, else what it renders as; what a terminal would highlight is put in brackets."""
         if isinstance(observation, str):
             return observation
         rendered = self._env.render()
@@ -122,7 +125,7 @@ class GymnasiumText:
                 f"observations are {type(observation).__name__} and render() gives {type(rendered).__name__}, not text "
                 "(render_mode='ansi' in env.options.kwargs makes some environments render text)"
             )
-        return rendered
+        return _HIGHLIGHT.sub(lambda code: "]" if code[1] in ("", "0") else "[", rendered)
 
     def _check_actions(self) -> None:
         from gymnasium import spaces

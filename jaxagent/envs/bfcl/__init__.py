@@ -1,1 +1,1 @@
-"""BFCL-v3 multi-turn (Berkeley function-calling leaderboard): tool use over several user turns, on simulated systems."""
+"""BFCL-v3 multi-turn (Berkeley function-calling leaderboard): tool use over user turns, on simulated systems."""

@@ -23,6 +23,8 @@ from jaxagent.errors import UserError
 
 NAME = tasks.NAME
 _MAX_ACTION = 400  # characters of the record of an action
+_SHARED_RESULTS = 4  # the results of one reply share so many times `max_result_chars`
+_LEAST_SHOWN = 40  # characters of any result
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +41,8 @@ class BfclOptions:
       max_turns: full budget of every task, in replies over all user turns.
       max_turns_per_user_turn: if given, the full budget is so many times the user turns instead.
       reward: `binary`, or the `share` of user turns passed before the first that failed.
-      max_result_chars: longer results are shown with their middle left out; the verdict never depends on it.
+      max_result_chars: longer results are shown with their middle left out, and those of one reply share four times as
+        much; the verdict never depends on it.
       split_by: what is kept together: the `scenario`, or the `entry` alone, so that other variations of a panel task's
         scenario may have been trained on.
     """
@@ -145,7 +148,7 @@ class Bfcl:
         executed = bool(touched)
         nearer = self._missing().total() < missing or len(self._differing) < differing
         return self._result(
-            "\n".join(self._shown(name, result) for name, result in shown),
+            self._shown(shown),
             action="; ".join(call.as_text() for call in calls)[:_MAX_ACTION],
             error=None if executed else refusals[0],
             good=executed and (planned or nearer),
@@ -262,14 +265,17 @@ class Bfcl:
         names = self._data["withheld"].get(str(self._user_turn), [])
         return f"New functions:\n{functions.described(names, self.options.docs)}\n\n" if names else ""
 
-    def _shown(self, name: str, result: str) -> str:
-        limit = self.options.max_result_chars
-        if len(result) > limit:
-            half = limit // 2
-            result = f"{result[:half]} ... {len(result) - 2 * half} characters left out ... {result[-half:]}"
-        if self.options.tool_format == "python":
-            return f"{name[:64]}: {result}"
-        return f"<tool_response>\n{result}\n</tool_response>"
+    def _shown(self, results: list[tuple[str, str]]) -> str:
+        """The results of a reply's calls, in order; the middle of long ones is left out."""
+        most = self.options.max_result_chars
+        half = min(most, max(_LEAST_SHOWN, _SHARED_RESULTS * most // len(results))) // 2
+        lines = []
+        for name, result in results:
+            if len(result) > 2 * half:
+                result = f"{result[:half]} ... {len(result) - 2 * half} characters left out ... {result[-half:]}"
+            python = self.options.tool_format == "python"
+            lines.append(f"{name[:64]}: {result}" if python else f"<tool_response>\n{result}\n</tool_response>")
+        return "\n".join(lines)
 
 
 def make_environment(options: Mapping[str, Any]) -> Bfcl:
@@ -303,4 +309,4 @@ def best_success(task: Task, budget: int) -> float:
     return float(budget >= tasks.fewest_turns(task.data))
 
 
-ENTRY = EnvironmentEntry(NAME, make_environment, make_tasks, best_success, make_demonstrator)
+ENTRY = EnvironmentEntry(NAME, make_environment, make_tasks, best_success, make_demonstrator, BfclOptions)

@@ -33,22 +33,31 @@ MODULES = {
 
 
 def fetch(source: str | None) -> str:
-    """Installs the package into the environment of the running interpreter, unless it is there.
+    """Installs the package into the environment of the running interpreter and trains the tiny policies' tokenizer.
+
+    What is there already is kept.
 
     Raises:
       UserError: a source folder is named (the data come from a package alone), or pip fails.
     """
     if source is not None:
         raise UserError(f"bfcl comes from the package {DISTRIBUTION}; leave --source out")
-    if is_installed():
-        return f"bfcl: {DISTRIBUTION} {VERSION} is installed"
+    if not is_installed():
+        _install()
+    from jaxagent.envs.bfcl import vocabulary
+
+    if not (vocabulary.folder() / "tokenizer.json").is_file():
+        vocabulary.build()
+    return f"bfcl: {DISTRIBUTION} {VERSION} is in {sys.prefix}, a tokenizer for tiny policies in {vocabulary.folder()}"
+
+
+def _install() -> None:
     command = [sys.executable, "-m", "pip", "install", "--no-deps", "--disable-pip-version-check", "--quiet"]
     done = subprocess.run([*command, *REQUIREMENTS], capture_output=True, text=True, stdin=subprocess.DEVNULL)
     importlib.invalidate_caches()
     if done.returncode != 0 or not is_installed():
         reason = (done.stderr.strip().splitlines() or ["pip said nothing"])[-1]
         raise UserError(f"bfcl: pip could not install {' and '.join(REQUIREMENTS)}: {reason}")
-    return f"bfcl: installed {' and '.join(REQUIREMENTS)} (without their dependencies) into {sys.prefix}"
 
 
 def is_installed() -> bool:
@@ -80,5 +89,9 @@ def system_class(name: str) -> type:
 def _folder() -> pathlib.Path:
     if not is_installed():
         raise UserError(f"env.name=bfcl needs {' and '.join(REQUIREMENTS)}: run `jaxagent data bfcl` once")
+    folder = pathlib.Path(str(importlib.metadata.distribution(DISTRIBUTION).locate_file("bfcl")))
     spec = importlib.util.find_spec("bfcl")
-    return pathlib.Path(next(iter(spec.submodule_search_locations)))
+    if spec is None or str(folder) not in (spec.submodule_search_locations or ()):
+        found = "nothing" if spec is None else spec.origin
+        raise UserError(f"bfcl: `import bfcl` finds {found}, not the package {DISTRIBUTION}: something shadows it")
+    return folder

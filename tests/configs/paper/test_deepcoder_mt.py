@@ -17,11 +17,12 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_variants_build(variant):
+def test_variants_build(variant, tmp_path, monkeypatch):
+    monkeypatch.setenv("JAXAGENT_HOME", str(tmp_path))
     config = load_config(f"paper/deepcoder_mt:{variant}")
     assert (config.algorithm.name, config.budget.sampler) == VARIANTS[variant]
     assert config.env.options.max_turns == config.rollout.max_turns == 4
-    with pytest.raises(UserError, match=r"needs env\.options\.path"):
+    with pytest.raises(UserError, match="jaxagent data deepcoder --source=FOLDER"):
         registry.get(config.env.name).make_tasks(config.env.options.to_dict(), "train", 4, 0)
     local = load_config(f"paper/deepcoder_mt:{variant},runlocal")
     assert registry.get("deepcoder").make_tasks(local.env.options.to_dict(), "panel", 4, 0).task(0).max_turns == 4
@@ -39,6 +40,7 @@ class SilentLog:
 
 
 @isolated
+@pytest.mark.slow
 def test_runlocal_runs_two_updates_on_generated_problems(tmp_path):
     overrides = [
         "model.width=16",

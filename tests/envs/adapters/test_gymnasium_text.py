@@ -46,6 +46,12 @@ def here_importable(monkeypatch, request):
     monkeypatch.syspath_prepend(str(request.path.parent))
 
 
+def bracketed(text):
+    """Gymnasium marks the cell where the agent is in red."""
+    assert text.count("\x1b[41m") == text.count("\x1b[0m") == 1
+    return text.replace("\x1b[41m", "[").replace("\x1b[0m", "]")
+
+
 def test_frozen_lake_is_gymnasiums(here_importable):
     source = gymnasium_text.make_tasks(LAKE, "train", 100, 0)
     task = source.task(3)
@@ -53,12 +59,14 @@ def test_frozen_lake_is_gymnasiums(here_importable):
     environment = gymnasium_text.make_environment(LAKE)
     bare = gymnasium.make("FrozenLake-v1", is_slippery=False, render_mode="ansi")
     bare.reset(seed=task.data["seed"])
-    assert environment.reset(task, 0).text == bare.render()
+    assert environment.reset(task, 0).text == bracketed(bare.render())
     for move in [1, 1, 2, 2, 1]:
         result = environment.step(f"<think>left?</think><answer>{MOVES[move].upper()}</answer>")
         bare.step(move)
         assert (
-            result.observation.text == bare.render() and result.ended is None and result.info["action"] == MOVES[move]
+            result.observation.text == bracketed(bare.render())
+            and result.ended is None
+            and result.info["action"] == MOVES[move]
         )
     before = result.observation.text
     result = environment.step("north")

@@ -109,6 +109,28 @@ def test_files(tmp_path, form):
     assert len(loaded) == 2 and loaded[0]["reference"] == STDIN_LIST["solutions"][0] and not loaded[1]["reference"]
 
 
+def test_the_command_gathers_records(tmp_path, monkeypatch):
+    monkeypatch.setenv("JAXAGENT_HOME", str(tmp_path / "home"))
+    with pytest.raises(UserError, match="jaxagent data deepcoder --source=FOLDER"):
+        problems.load_deepcoder(None, public_tests=1)
+    with pytest.raises(UserError, match="give --source=FOLDER"):
+        datasets.fetch("deepcoder", source=None)
+    with pytest.raises(UserError, match=r"holds no \.jsonl"):
+        datasets.fetch("deepcoder", source=str(tmp_path))
+    (tmp_path / "a.jsonl").write_text(json.dumps(STDIN_LIST))
+    (tmp_path / "b.json").write_text(json.dumps([FUNCTIONAL_LIST, FUNCTIONAL_DICTIONARY]))
+    assert datasets.fetch("deepcoder", source=str(tmp_path)).startswith("3 DeepCoder records")
+    loaded = problems.load_deepcoder(None, public_tests=1)
+    assert loaded == [
+        problems.deepcoder_problem(record, public_tests=1)
+        for record in (STDIN_LIST, FUNCTIONAL_LIST, FUNCTIONAL_DICTIONARY)
+    ]
+    (tmp_path / "c.jsonl").write_text("{}")
+    with pytest.raises(UserError, match=r"c.jsonl, record 0: not a DeepCoder problem"):
+        datasets.fetch("deepcoder", source=str(tmp_path))
+    assert len(problems.load_deepcoder(None, public_tests=1)) == 3  # what was there stays
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
