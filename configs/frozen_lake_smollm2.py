@@ -16,7 +16,8 @@ from jaxagent.config import apply_variant, default_config
 
 RUNLOCAL = {
     "env.options.size": 3,
-    "env.options.max_path": 3,
+    "env.options.min_path": 1,  # near goals: some episodes of the few succeed
+    "env.options.max_path": 2,
     "env.options.max_turns": 4,
     "rollout.slots": 6,
     "rollout.max_context": 512,
@@ -24,8 +25,9 @@ RUNLOCAL = {
     "optimizer.row_tokens": 1024,
     "optimizer.micro_rows": 1,
     "optimizer.logprob_chunk": 512,
-    "sft.steps": 8,
-    "sft.demonstrations": 6,
+    "sft.steps": 6,
+    "sft.demonstrations": 8,
+    "sft.learning_rate": 1e-4,  # few steps: larger ones
     "algorithm.steps": 3,
     "algorithm.groups": 2,
     "algorithm.group_size": 3,
