@@ -26,7 +26,6 @@ _RUNLOCAL = RUNLOCAL | {
     "env.options.max_result_chars": 200,
     "rollout.max_context": 4096,  # the tiny tokenizer spells most of this in bytes
     "optimizer.row_tokens": 4096,
-    "optimizer.micro_rows": 2,
     "eval.tasks": 1,
 }
 
