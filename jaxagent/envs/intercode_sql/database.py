@@ -19,7 +19,7 @@ Row = tuple[Any, ...]
 
 TICK = 1000  # operations of SQLite's virtual machine between two looks at the limits
 COLLATION = "general_ci"
-HEAP_BYTES = 128 << 20  # SQLite's memory in this process, all connections together
+HEAP_BYTES = 256 << 20  # SQLite's memory in this process: room for 800 episodes on the largest real database
 _VALUE_BYTES = 20_000  # longest text, blob or row; string functions take time quadratic in it, within one operation
 _SIZE_LIMITS = {
     sqlite3.SQLITE_LIMIT_LENGTH: _VALUE_BYTES,
@@ -128,7 +128,7 @@ class SqliteDatabase:
         """Copies the world; the original is made once a process and never handed out."""
         self._world, self._limits = world, limits
         self._connection = connection = _connect()
-        _template(world).backup(connection)
+        connection.deserialize(_image(world))
         # Table-valued functions declare themselves at first use, which the authorizer would take for a write.
         connection.execute("SELECT 1 FROM pragma_table_info(''), json_each('[]'), json_tree('[]')").close()
         for limit, value in _SIZE_LIMITS.items():
@@ -210,14 +210,15 @@ def too_large(limits: Limits) -> QueryError:
 
 
 @functools.lru_cache(maxsize=128)
-def _template(world: World) -> sqlite3.Connection:
-    """The world as a database that only this module touches."""
-    connection = _connect()
-    for table in world.tables:
-        connection.execute(create_table(table))
-        marks = ", ".join("?" * len(table.columns))
-        connection.executemany(f"INSERT INTO {_quoted(table.name)} VALUES ({marks})", table.rows)
-    return connection
+def _image(world: World) -> bytes:
+    """The world as the bytes of a database file. Connections in a cache would outlive it: only the garbage collector
+    frees one that nobody closed, and until then it counts against the heap limit."""
+    with contextlib.closing(_connect()) as connection:
+        for table in world.tables:
+            connection.execute(create_table(table))
+            marks = ", ".join("?" * len(table.columns))
+            connection.executemany(f"INSERT INTO {_quoted(table.name)} VALUES ({marks})", table.rows)
+        return connection.serialize()
 
 
 def create_table(table: Table) -> str:

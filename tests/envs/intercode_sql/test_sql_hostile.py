@@ -1,5 +1,8 @@
 """Hostile SQL: every input is answered in bounded time; nothing is written, nothing leaks to others or the grader."""
 
+import ctypes
+import gc
+import importlib.util
 import random
 import re
 import time
@@ -119,18 +122,44 @@ def play(task, replies):
     return [environment.step(reply) for reply in replies]
 
 
-def test_templates_are_never_changed():
+def test_episodes_leave_their_database_unchanged_and_no_memory_behind():
     world = World.from_json(TASK.data["world"])
-    template = database._template(world)
-    before = "\n".join(template.iterdump())
     mine = database.SqliteDatabase(world, database.Limits(operations=100_000))
+    before = tables_of(world, mine)
     for _, statement, _, _ in CASES:
         if len(statement) < 1000:
             try:
                 mine.run(statement)
             except database.QueryError:
                 continue
-    assert "\n".join(template.iterdump()) == before
+    assert tables_of(world, mine) == before == tables_of(world, database.SqliteDatabase(world, database.Limits()))
+
+
+def tables_of(world, connection):
+    return {table.name: connection.run(f"SELECT * FROM {table.name}") for table in world.tables}
+
+
+def test_worlds_do_not_fill_the_heap_before_garbage_is_collected():
+    """SQLite's memory is limited for the whole process: what closed episodes hold would starve the next ones."""
+    tasks = make_tasks({"levels": (1, 1)}, "train", 1 << 20, 0)
+    environments = [make_environment({}) for _ in range(8)]
+    gc.collect()
+    gc.disable()
+    try:
+        used = []
+        for index in range(160):
+            environments[index % 8].reset(tasks.task(index), 0)
+            used.append(sqlite_memory())
+        assert max(used[80:]) < max(used[:80]) + (1 << 20)
+    finally:
+        gc.enable()
+
+
+def sqlite_memory():
+    """Bytes that SQLite holds in this process."""
+    library = ctypes.CDLL(importlib.util.find_spec("_sqlite3").origin)
+    library.sqlite3_memory_used.restype = ctypes.c_longlong
+    return library.sqlite3_memory_used()
 
 
 # Fuzzing: pieces of hostile SQL in any order, whole statements, raw text.
