@@ -44,13 +44,20 @@ def options_of(entry: registry.EnvironmentEntry) -> tuple[Option, ...] | None:
     """The options in the order of the dataclass, None where the entry names none.
 
     Meanings come from the `Attributes:` part of the docstring: `name: ...`, or `one, other: ...` for several at once.
+    Options that are a dataclass themselves are listed one by one, as `name.field`.
     """
-    if entry.options is None:
-        return None
-    meanings = attribute_docs(entry.options.__doc__ or "")
-    return tuple(
-        Option(field.name, _default(field), meanings.get(field.name, "")) for field in dataclasses.fields(entry.options)
-    )
+    return None if entry.options is None else _options_of(entry.options, "")
+
+
+def _options_of(kind: type, prefix: str) -> tuple[Option, ...]:
+    meanings = attribute_docs(kind.__doc__ or "")
+    found: list[Option] = []
+    for field in dataclasses.fields(kind):
+        if dataclasses.is_dataclass(field.default_factory):
+            found += _options_of(field.default_factory, f"{prefix}{field.name}.")
+        else:
+            found.append(Option(prefix + field.name, _default(field), meanings.get(field.name, "")))
+    return tuple(found)
 
 
 def attribute_docs(docstring: str) -> dict[str, str]:

@@ -17,6 +17,7 @@ import dataclasses
 import functools
 import json
 import marshal
+import math
 import os
 import pathlib
 import selectors
@@ -739,7 +740,7 @@ def _signal_name(number: int) -> str:
 
 def _require_number(name: str, value: Any, least: float, *, whole: bool) -> None:
     kinds = int if whole else int | float
-    if isinstance(value, bool) or not isinstance(value, kinds) or not value >= least:
+    if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value < math.inf:
         raise UserError(
             f"sandbox.{name} must be {'a whole number' if whole else 'a number'} from {least} on, got {value!r}"
         )

@@ -132,7 +132,7 @@ def _check_hashes(members: list) -> None:
     if len(members) > MAX_HASHED:
         raise ValueError("too many members")
     hashes = sorted(map(hash, members))
-    if any(one == other for one, other in zip(hashes, hashes[MAX_EQUAL_HASHES:])):
+    if any(one == other for one, other in zip(hashes, hashes[MAX_EQUAL_HASHES:], strict=False)):
         raise ValueError("too many members of one hash")
 
 

@@ -74,11 +74,28 @@ def demonstrate(setup: Setup, environment: Environment, task: Task, *, step: int
         reply = demonstrator()
         observed = setup.chat.observation_ids(observation.text + line, first=number == 1)
         sampled = setup.chat.reply_ids(reply)
-        result = environment.step(setup.chat.reply_text(sampled))
+        written = setup.chat.reply_text(sampled)
+        result = environment.step(written)
+        if "\n" in reply.strip() and "\n" not in written.strip() and not result.info.get("valid", True):
+            raise UserError(
+                f"env.name={config.env.name} is shown by replies of several lines, but a tokenizer without a chat "
+                "template ends a reply with its line: use one with a template (model.pretrained, model.tokenizer)"
+            )
         turns.append(_turn(number, observed, sampled, reply, result, observation.anchor, enforced))
         observation = result.observation
     outcome = result.reward if result.ended else 0.0
     return finished_episode(spec, turns, result.ended or "budget", outcome=outcome, detail="demonstration")
+
+
+def _demonstration(setup: Setup, environment: Environment, task: Task, step: int, member: int) -> Episode:
+    """`demonstrate`; what an environment or its demonstrator raises is said in a line, as a `UserError`."""
+    try:
+        return demonstrate(setup, environment, task, step=step, member=member)
+    except UserError:
+        raise
+    except Exception as error:
+        where = f"env.name={setup.config.env.name}: the demonstration of task {task.id}"
+        raise UserError(f"{where} failed: {error!r:.300}") from error
 
 
 def _check(config: ConfigDict, setup: Setup) -> None:
@@ -121,7 +138,7 @@ def _train(
         number = int(state.step)
         order = np.random.default_rng([config.seed, DEMONSTRATION_STREAM, number])
         chosen = [tasks.task(int(index)) for index in order.integers(len(tasks), size=config.sft.demonstrations)]
-        made = [demonstrate(setup, environment, task, step=number, member=i) for i, task in enumerate(chosen)]
+        made = [_demonstration(setup, environment, task, number, i) for i, task in enumerate(chosen)]
         batch = _make_batch(config, made, num_rows)
         state, metrics = step_fn(state, batch, weight)
         metrics = {name: float(value) for name, value in jax.device_get(metrics).items()}

@@ -63,9 +63,27 @@ def test_options_are_read_from_the_dataclass():
 
 @pytest.mark.parametrize("name", registry._BUILT_IN)
 def test_every_option_of_the_library_is_described(name):
-    options = describe.options_of(registry.get(name))
-    assert options is None or all(option.meaning for option in options)
+    assert all(option.meaning for option in describe.options_of(registry.get(name)))
     assert len(describe.summary(registry.get(name))) > 20
+
+
+@pytest.mark.parametrize("name", registry._BUILT_IN)
+def test_the_options_that_are_described_are_those_that_are_taken(name):
+    entry = registry.get(name)
+    described = list(dict.fromkeys(option.name.split(".")[0] for option in describe.options_of(entry)))
+    for make in (entry.make_environment, lambda options: entry.make_tasks(options, "train", 4, 0)):
+        with pytest.raises(UserError, match="no_such is no option of") as refused:
+            make({"no_such": 1})
+        assert str(refused.value).split("the options are ")[1].split(", ") == described
+
+
+def test_options_of_an_option_are_listed_and_taken():
+    options = {option.name: option for option in describe.options_of(registry.get("deepcoder"))}
+    assert options["sandbox.seconds"].default == "6.0" and "sandbox" not in options
+    inner = [name.removeprefix("sandbox.") for name in options if name.startswith("sandbox.")]
+    with pytest.raises(UserError, match=r"no_such is no option of 'deepcoder\.sandbox'") as refused:
+        registry.get("deepcoder").make_environment({"sandbox": {"no_such": 1}})
+    assert str(refused.value).split("the options are ")[1].split(", ") == inner
 
 
 def test_phi_at_four_budgets():

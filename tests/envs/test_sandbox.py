@@ -187,6 +187,18 @@ def test_what_is_not_plain_is_told_apart():
         sandbox_guest.decode({"s": list(range(sandbox_guest.MAX_HASHED + 1))})
 
 
+@pytest.mark.parametrize("form", ['{"s":%s}', '{"fs":%s}', '{"s":{"t":%s}}', '{"d":{"it":%s}}', '{"t":[{"s":%s}]}'])
+def test_members_chosen_to_collide_are_refused_at_once(form):
+    """A set of n of them takes some n * n / 2 steps, whatever tag a program writes around the list."""
+    numbers = json.dumps([{"i": f"{k * (2**61 - 1):x}"} for k in range(1, 20_000)])
+    begun = time.process_time()
+    with pytest.raises(ValueError, match=r"one hash|no container"):
+        sandbox_guest.decode(json.loads(form % numbers))
+    assert time.process_time() - begun < 1.0
+    honest = set(range(19_000)) | {-1, -2}
+    assert round_trip(honest) == honest and round_trip(dict.fromkeys(honest)) == dict.fromkeys(honest)
+
+
 @isolated
 def test_checks_run_apart_from_the_program(box):
     context = "def helper(x): return x + 1\n"

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from jaxagent.envs import registry
-from jaxagent.envs.adapters.references import load_callable
+from jaxagent.envs.adapters.references import called, check_adapter_options
 from jaxagent.envs.base import Observation, Split, StepResult
 from jaxagent.envs.generated import GeneratedTasks, parse_options
 from jaxagent.envs.replies import action_text, shown
@@ -53,11 +53,11 @@ class GymnasiumOptions:
         """Raises `UserError` on a bad value."""
         if bool(self.id) == bool(self.make):
             raise UserError("env.options of 'gymnasium' need id (a registered environment) or make (module:function)")
-        if not isinstance(self.max_turns, int) or self.max_turns < 0:
-            raise UserError(f"env.options.max_turns must be a whole number from 0, got {self.max_turns!r}")
-        words = [word.lower() for word in self.actions if isinstance(word, str)]
-        if len(set(words)) != len(self.actions) or not all(words):
-            raise UserError(f"env.options.actions must be different words, got {self.actions!r}")
+        check_adapter_options(self, keywords="kwargs", least_turns=0)
+        listed = isinstance(self.actions, list | tuple)
+        words = [word.lower() for word in self.actions if isinstance(word, str)] if listed else []
+        if not listed or len(set(words)) != len(self.actions) or not all(words):
+            raise UserError(f"env.options.actions must be a list of different words, got {self.actions!r}")
 
 
 class GymnasiumText:
@@ -160,11 +160,14 @@ def _make(options: GymnasiumOptions) -> Any:
     gymnasium = _gymnasium()
     kwargs = dict(options.kwargs)
     if options.make:
-        return load_callable("make", options.make)(**kwargs)
+        made = called("make", options.make, kwargs)
+        if not isinstance(made, gymnasium.Env):
+            raise UserError(f"env.options.make {options.make!r} returns a {type(made).__name__}, not a gymnasium.Env")
+        return made
     try:
         return gymnasium.make(options.id, **{"max_episode_steps": -1} | _render_mode(options) | kwargs)
-    except gymnasium.error.Error as error:
-        raise UserError(f"env.options.id {options.id!r}: {error}") from None
+    except Exception as error:  # an unknown id, a package that it lacks, arguments that it does not take
+        raise UserError(f"env.options.id {options.id!r} cannot be made: {error!r:.300}") from error
 
 
 def _render_mode(options: GymnasiumOptions) -> dict[str, str]:
@@ -179,7 +182,11 @@ def _render_mode(options: GymnasiumOptions) -> dict[str, str]:
 
 
 def _time_limit(options: GymnasiumOptions) -> int:
-    limit = _gymnasium().spec(options.id).max_episode_steps if options.id else None
+    gymnasium = _gymnasium()
+    try:
+        limit = gymnasium.spec(options.id).max_episode_steps if options.id else None
+    except gymnasium.error.Error as error:
+        raise UserError(f"env.options.id {options.id!r}: {error}") from None
     if not limit:
         raise UserError("env.options.max_turns is needed: the environment has no time limit of its own")
     return operator.index(limit)

@@ -24,8 +24,10 @@ class RowTasks:
     ) -> None:
         """The first `size` rows of `split`, in the order of `rows`. `unnamed` columns are no part of a task's id.
 
-        Raises `UserError` where a row is no JSON object or the split has no rows.
+        Raises `UserError` where there are no rows, a row is no JSON object or the split has none.
         """
+        if not isinstance(rows, Iterable) or isinstance(rows, str):
+            raise UserError(f"{env}: the data set is a {type(rows).__name__}, not rows")
         found: dict[str, Task] = {}
         for number, row in enumerate(rows):
             if len(found) == size:

@@ -26,7 +26,7 @@ from jaxagent.envs.adapters.conversations import (
     tools_text,
     without_calls,
 )
-from jaxagent.envs.adapters.references import load, load_callable
+from jaxagent.envs.adapters.references import called, check_adapter_options, load, load_callable
 from jaxagent.envs.adapters.rows import RowTasks
 from jaxagent.envs.base import InfrastructureError, Observation, Split, StepResult
 from jaxagent.envs.generated import parse_options
@@ -60,8 +60,7 @@ class TrlOptions:
         """Raises `UserError` on a bad value."""
         if not self.factory or not self.dataset:
             raise UserError("env.options of 'trl' need factory and dataset, each as module:attribute")
-        if not isinstance(self.max_turns, int) or self.max_turns < 1:
-            raise UserError(f"env.options.max_turns must be a whole number from 1, got {self.max_turns!r}")
+        check_adapter_options(self, keywords=None, least_turns=1)
 
 
 class TrlEnvironment:
@@ -70,7 +69,7 @@ class TrlEnvironment:
     def __init__(self, options: TrlOptions) -> None:
         """Raises `UserError` where the class is none that TRL would take."""
         self.options = options
-        self._env = load_callable("factory", options.factory)()
+        self._env = called("factory", options.factory)
         self._tools = tools_of(self._env)
         self._schemas = [_schema(tool) for tool in self._tools.values()]
         self._reward = load_callable("reward", options.reward) if options.reward else None
@@ -169,7 +168,7 @@ def make_tasks(options: Mapping[str, Any], split: Split, size: int, seed: int) -
 @functools.lru_cache(maxsize=4)
 def _rows(reference: str) -> Any:
     found = load("dataset", reference)
-    return found() if callable(found) else found
+    return called("dataset", reference) if callable(found) else found
 
 
 def _messages(prompt: Any) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ from typing import Any
 
 from jaxagent.envs import registry
 from jaxagent.envs.adapters.conversations import conversation_text, tool_calls, tools_text, without_calls
-from jaxagent.envs.adapters.references import load_callable
+from jaxagent.envs.adapters.references import called, check_adapter_options
 from jaxagent.envs.adapters.rows import RowTasks
 from jaxagent.envs.base import InfrastructureError, InfrastructureKind, Observation, Split, StepResult
 from jaxagent.envs.generated import parse_options
@@ -54,8 +54,7 @@ class VerifiersOptions:
         """Raises `UserError` on a bad value."""
         if bool(self.id) == bool(self.make):
             raise UserError("env.options of 'verifiers' need id (an installed environment) or make (module:function)")
-        if not isinstance(self.max_turns, int) or self.max_turns < 0:
-            raise UserError(f"env.options.max_turns must be a whole number from 0, got {self.max_turns!r}")
+        check_adapter_options(self, keywords="args", least_turns=0)
 
 
 class VerifiersEnvironment:
@@ -163,7 +162,7 @@ def _environment(name: str, make: str, args: str) -> Any:
     kwargs = json.loads(args)
     with _signals_kept():
         if make:
-            return load_callable("make", make)(**kwargs)
+            return called("make", make, kwargs)
         try:
             return package.load_environment(name, **kwargs)
         except Exception as error:  # a foreign module, its data, its arguments: the user's to read

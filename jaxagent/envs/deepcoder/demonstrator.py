@@ -30,6 +30,7 @@ def make_demonstrator(reference: str | None, generator: np.random.Generator) -> 
         if generator.random() < _INVALID_SHARE:
             return INVALID_REPLY
         written += 1
-        return f"```python\n{draft(reference, generator) if written <= drafts else reference}```"
+        program = draft(reference, generator) if written <= drafts else reference
+        return "```python\n" + program.rstrip() + "\n```"  # the closing fence stands at the start of a line
 
     return reply

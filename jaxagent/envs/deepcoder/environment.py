@@ -81,6 +81,8 @@ class DeepCoderOptions:
         seconds = self.step_seconds
         number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
         _require(number and seconds > 0, "step_seconds", "a positive number", seconds)
+        listed = isinstance(self.families, list | tuple)
+        _require(listed, "families", "a list of names of families", self.families)
         object.__setattr__(self, "families", tuple(self.families))
         unknown = set(self.families) - set(families.names())
         _require(not unknown, "families", f"among {', '.join(families.names())}", sorted(unknown))

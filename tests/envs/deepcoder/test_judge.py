@@ -1,3 +1,5 @@
+import time
+
 import pytest
 
 from jaxagent.envs.deepcoder.judge import job_of, judge, same_text, same_value, short_repr
@@ -119,6 +121,13 @@ def test_words():
     for words, outcome in cases.items():
         verdict = judge(test, outcome, 6.0)
         assert (verdict.words, verdict.passed) == (words, words == "passed")
+
+
+@pytest.mark.parametrize("word", ["1" * 99_999 + "x", "1" * 50_000 + "." + "1" * 49_000 + "e", "9e9999", "." * 99_999])
+def test_no_word_is_slow_to_compare(word):
+    begun = time.process_time()
+    assert not same_text("0.5 42", f"{word} {word}")
+    assert time.process_time() - begun < 1.0
 
 
 def test_short_repr_is_short_and_quick():

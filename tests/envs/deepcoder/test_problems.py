@@ -10,8 +10,10 @@ import pytest
 
 from jaxagent.envs import datasets, sandbox
 from jaxagent.envs.deepcoder import problems
+from jaxagent.envs.deepcoder.demonstrator import make_demonstrator
 from jaxagent.envs.deepcoder.judge import job_of, judge
 from jaxagent.envs.deepcoder.mutations import mutants
+from jaxagent.envs.replies import last_program
 from jaxagent.envs.sandbox import Sandbox, SandboxOptions
 from jaxagent.errors import UserError
 
@@ -77,6 +79,32 @@ def test_long_lists_of_tests_keep_the_longest():
     data = problems.deepcoder_problem({"problem": "", "tests": tests}, public_tests=2)
     assert [len(test["input"]) for test in data["public"]] == [1, 2]
     assert [len(test["input"]) for test in data["hidden"]] == list(range(26, 41))
+
+
+def test_a_visible_test_is_never_a_hidden_one(tmp_path):
+    """Else a program that answers what it was shown would pass."""
+    tests = [{"input": f"{n}", "output": f"{n}", "testtype": "stdin_stdout"} for n in (1, 2)]
+    for statement in ("", "say 1 or 2"):
+        for public_tests in (1, 2, 5):
+            data = problems.deepcoder_problem({"problem": statement, "tests": tests * 3}, public_tests=public_tests)
+            assert [test["input"] for test in data["public"] + data["hidden"]] == ["1", "2"]
+            assert len(data["hidden"]) == 1
+    path = tmp_path / "data.json"
+    path.write_text(json.dumps([{"problem": "", "tests": tests[:1] * 2}, {"problem": "", "tests": tests}]))
+    assert len(problems.load_deepcoder(str(path), public_tests=2)) == 1
+    path.write_text(json.dumps([MBPP_ROWS[0] | {"test_list": ["assert sum(1, 2) == 3"]}]))
+    with pytest.raises(UserError, match="cannot be both shown and hidden"):
+        problems.load_mbpp(str(path))
+
+
+def test_solutions_may_stand_in_a_block():
+    for solution in ("print(1)", "```python\nprint(1)\n```"):
+        data = problems.deepcoder_problem({**STDIN_LIST, "solutions": [solution]}, public_tests=1)
+        assert data["reference"].strip() == "print(1)"
+        reply = make_demonstrator(
+            data["reference"], types.SimpleNamespace(choice=lambda *_, **__: 0, random=lambda: 1.0)
+        )()
+        assert last_program(reply) == "print(1)\n"
 
 
 @isolated
