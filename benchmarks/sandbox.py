@@ -9,8 +9,8 @@ sandbox's Python with no isolation and no judge, `bwrap` through a plain bubblew
 
 Measured with 50 programs a row, two at once, on two cores that other work kept busy (so only the ratios mean something;
 bare: 29 programs/s), time of a program over that of the bare interpreter: plain bubblewrap 2.0; all walls, cold 3.2 and
-warm 1.9; a function, warm 1.9; an assert with its two sandboxes, warm 3.1. Two at once over one: 1.8 (warm), 1.9 (cold).
-A warm sandbox answers in 0.43 of the time that a bare interpreter takes to start.
+warm 1.9; a function, warm 1.9; an assert with its two sandboxes, warm 3.1. Two at once over one: 1.8 warm, 1.9 cold. A
+warm sandbox answers in 0.43 of the time that a bare interpreter takes to start.
 """
 
 import argparse
