@@ -6,6 +6,11 @@ Each row runs the same small programs (read a line, print a line), every one in 
 sandbox's Python with no isolation and no judge, `bwrap` through a plain bubblewrap command line; the rest is
 `jaxagent.envs.sandbox`, with each set of walls, one or two programs at once, started when needed (cold) or kept ready
 (warm). `wait` is the time from asking for one program to its outcome with 50 ms between programs, as between turns.
+
+Measured with 50 programs a row, two at once, on two cores that other work kept busy (so only the ratios mean something;
+bare: 29 programs/s), time of a program over that of the bare interpreter: plain bubblewrap 2.0; all walls, cold 3.2 and
+warm 1.9; a function, warm 1.9; an assert with its two sandboxes, warm 3.1. Two at once over one: 1.8 warm, 1.9 cold. A
+warm sandbox answers in 0.43 of the time that a bare interpreter takes to start.
 """
 
 import argparse

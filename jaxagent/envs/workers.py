@@ -383,8 +383,8 @@ def _checked_result(result: Any) -> StepResult:
     if result.ended is not None and result.ended not in get_args(Ended):
         raise InfrastructureError("worker", f"the environment ended with {result.ended!r}")
     for reward in (result.reward, result.info.get("step_reward", 0.0)):
-        if not math.isfinite(float(reward)):
-            raise InfrastructureError("verifier", f"the reward is {reward}, not a finite number")
+        if isinstance(reward, str) or not math.isfinite(float(reward)):
+            raise InfrastructureError("verifier", f"the reward is {reward!r}, not a finite number")
     return result
 
 

@@ -23,7 +23,7 @@ class Probe:
         self.count += 1
         if reply == "none":
             return None
-        reward = float("nan") if reply == "nan" else 0.0
+        reward = {"nan": float("nan"), "text": "1.0"}.get(reply, 0.0)
         ended = {"win": "success", "odd end": "maybe"}.get(reply)
         reply, info = reply[:100], {"answer": self._order(reply)}
         return StepResult(Observation(f"{self.count} {reply}"), reward=reward, ended=ended, info=info)

@@ -237,9 +237,9 @@ def test_memory_is_bounded():
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_answers_that_are_none_are_faults(num_workers):
     with probe_pool(num_workers) as pool:
-        pool.run(resets(range(3)))
-        results = pool.run([StepRequest(0, "none"), StepRequest(1, "nan"), StepRequest(2, "odd end")])
-        assert kinds(results) == ["worker", "verifier", "worker"]
+        pool.run(resets(range(4)))
+        results = pool.run([StepRequest(slot, word) for slot, word in enumerate(("none", "nan", "odd end", "text"))])
+        assert kinds(results) == ["worker", "verifier", "worker", "verifier"]
         assert "StepResult" in str(results[0]) and "nan" in str(results[1]) and "'maybe'" in str(results[2])
 
 

@@ -134,6 +134,12 @@ def test_step_rewards_and_workers(here_importable):
         ({"id": "FrozenLake-v1", "actions": ("up", "Up", "a", "b")}, "different words"),
         ({"make": "no_such_module:make"}, r"env\.options\.make 'no_such_module:make' cannot be loaded"),
         ({"make": f"{__name__}:ECHO"}, "is a dict, not a function"),
+        ({"make": "builtins:int"}, r"returns a int, not a gymnasium\.Env"),
+        ({"make": "builtins:int", "kwargs": {"odd": 1}}, r"'builtins:int' fails when called: TypeError"),
+        ({"id": "FrozenLake-v1", "kwargs": {"odd": 1}, "actions": MOVES}, "cannot be made: TypeError"),
+        ({"id": "FrozenLake-v1", "kwargs": 3}, r"env\.options\.kwargs must be a dictionary"),
+        ({"id": "FrozenLake-v1", "actions": 3}, "must be a list of different words"),
+        ({"id": "FrozenLake-v1", "success_reward": "x"}, r"env\.options\.success_reward must be a number"),
     ],
 )
 def test_bad_options_are_refused(options, message, here_importable):
@@ -144,4 +150,6 @@ def test_bad_options_are_refused(options, message, here_importable):
 def test_without_a_time_limit_the_budget_must_be_given(here_importable):
     with pytest.raises(UserError, match=r"env\.options\.max_turns is needed"):
         gymnasium_text.make_tasks({"make": f"{__name__}:Echo"}, "train", 5, 0)
+    with pytest.raises(UserError, match=r"env\.options\.id 'NoSuchWorld-v0'"):
+        gymnasium_text.make_tasks({"id": "NoSuchWorld-v0"}, "train", 5, 0)
     assert np.isfinite(registry.get("gymnasium").best_success(None, 3))

@@ -174,11 +174,18 @@ def test_in_workers_and_side_by_side():
         (OPTIONS | {"factory": f"{__name__}:Undescribed"}, r"the tool bare\(\) cannot be described"),
         (OPTIONS | {"factory": f"{__name__}:Unrewarded"}, "nothing scores an episode"),
         (OPTIONS | {"factory": "builtins:dict"}, r"makes a dict without reset\(\)"),
+        (OPTIONS | {"factory": "builtins:ord"}, "'builtins:ord' fails when called: TypeError"),
     ],
 )
 def test_bad_options_are_refused(options, message):
     with pytest.raises(UserError, match=message):
         registry.get("trl").make_environment(options)
+
+
+def test_a_data_set_that_is_none_is_named():
+    for dataset, message in [("builtins:ord", "fails when called"), ("math:pi", "is a float, not rows")]:
+        with pytest.raises(UserError, match=message):
+            registry.get("trl").make_tasks(OPTIONS | {"dataset": dataset}, "train", 5, 0)
 
 
 @pytest.mark.slow
