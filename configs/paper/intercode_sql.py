@@ -24,13 +24,13 @@ from jaxagent.paper import RUNLOCAL, apply_paper_variant, paper_config
 
 _RUNLOCAL = RUNLOCAL | {
     "env.options.source": "generated",
-    "env.options.levels": (1, 2),
-    "env.options.shown_chars": 100,
-    "rollout.max_turns": 10,
-    "rollout.max_context": 4096,  # the tiny tokenizer spells English in bytes
-    "rollout.extend_buckets": (64, 512),
-    "optimizer.row_tokens": 4096,
-    "optimizer.micro_rows": 2,
+    "env.options.levels": (1, 1),
+    "env.options.rendering": "compact",
+    "model.tokenizer": "tiny_sql",
+    "budget.wording": "words",
+    "rollout.max_context": 256,
+    "rollout.extend_buckets": (16,),
+    "optimizer.row_tokens": 256,
 }
 
 
