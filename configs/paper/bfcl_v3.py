@@ -24,8 +24,8 @@ _RUNLOCAL = RUNLOCAL | {
     "env.options.classes": ("GorillaFileSystem",),
     "env.options.docs": "names",
     "env.options.max_result_chars": 200,
-    "rollout.max_context": 1536,  # a prompt takes up to 673 of the tiny tokenizer's ids, nearly all bytes
-    "optimizer.row_tokens": 1536,
+    "rollout.max_context": 1024,  # a prompt takes up to 673 of the tiny tokenizer's ids, nearly all bytes
+    "optimizer.row_tokens": 1024,
     "eval.tasks": 1,
 }
 
