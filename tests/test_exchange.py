@@ -60,6 +60,8 @@ def test_the_shape_comes_from_the_checkpoint_and_a_contradiction_is_named(publis
         make_setup(config_of(published[0], "model.width=32"))
     with pytest.raises(UserError, match=r"neither a folder nor an imported model"):
         make_setup(config_of("nothing_of_this_name"))
+    with pytest.raises(UserError, match=r"lora\.rank=49 exceeds the model's width of 48"):
+        make_setup(config_of(published[0], "model.lora.rank=49")).trained_model  # noqa: B018
     with pytest.raises(UserError, match=r"lora\.targets.*\('lm_head',\)"):
         make_setup(config_of(published[0], "model.lora.rank=2", "model.lora.targets=('lm_head',)")).trained_model  # noqa: B018
 
