@@ -163,6 +163,13 @@ def test_lora_learns_by_reinforcement_and_samples_what_it_scores(published, tmp_
 
 
 @pytest.mark.slow
+def test_a_bad_export_is_told_before_the_weights_are_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoints, "find_checkpoint", lambda run: pytest.fail("read"))
+    for target, dtype, message in ((tmp_path, "float32", "exists"), (tmp_path / "new", "int3", "--dtype")):
+        with pytest.raises(UserError, match=message):
+            exchange.export_run(tmp_path, str(target), kind="hf", dtype=dtype)
+
+
 def test_a_tiny_run_exports_too(tmp_path):
     config = apply_overrides(
         load_config("lookup_tiny:budgetmix,runlocal"), [*SMALL, "sft.steps=1", "sft.demonstrations=8"]
