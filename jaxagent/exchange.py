@@ -49,10 +49,15 @@ def export_run(run: str | pathlib.Path, target: str, *, kind: str, dtype: str) -
       UserError: no such run or kind, a target that exists, or adapters whose base is no published checkpoint.
     """
     from jaxagent.models.weights import export
+    from jaxagent.models.weights.folders import check_free
+    from jaxagent.models.weights.write import DTYPES
     from jaxagent.training import checkpoints
 
     if kind not in EXPORTS:
         raise UserError(f"--to must be one of {', '.join(EXPORTS)}, got {kind!r}")
+    if dtype not in DTYPES:
+        raise UserError(f"--dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    check_free(target)
     run = pathlib.Path(run)
     where, record = checkpoints.find_checkpoint(run)
     config = load_config(str(run / "config.json"))

@@ -60,6 +60,8 @@ def test_the_shape_comes_from_the_checkpoint_and_a_contradiction_is_named(publis
         make_setup(config_of(published[0], "model.width=32"))
     with pytest.raises(UserError, match=r"neither a folder nor an imported model"):
         make_setup(config_of("nothing_of_this_name"))
+    with pytest.raises(UserError, match=r"lora\.rank=49 exceeds the model's width of 48"):
+        make_setup(config_of(published[0], "model.lora.rank=49")).trained_model  # noqa: B018
     with pytest.raises(UserError, match=r"lora\.targets.*\('lm_head',\)"):
         make_setup(config_of(published[0], "model.lora.rank=2", "model.lora.targets=('lm_head',)")).trained_model  # noqa: B018
 
@@ -161,6 +163,13 @@ def test_lora_learns_by_reinforcement_and_samples_what_it_scores(published, tmp_
 
 
 @pytest.mark.slow
+def test_a_bad_export_is_told_before_the_weights_are_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoints, "find_checkpoint", lambda run: pytest.fail("read"))
+    for target, dtype, message in ((tmp_path, "float32", "exists"), (tmp_path / "new", "int3", "--dtype")):
+        with pytest.raises(UserError, match=message):
+            exchange.export_run(tmp_path, str(target), kind="hf", dtype=dtype)
+
+
 def test_a_tiny_run_exports_too(tmp_path):
     config = apply_overrides(
         load_config("lookup_tiny:budgetmix,runlocal"), [*SMALL, "sft.steps=1", "sft.demonstrations=8"]

@@ -62,7 +62,7 @@ def load_decoder_config(
             attention=attention,
             qkv_bias=config.model_type == "qwen2",
             qk_norm=config.model_type == "qwen3",
-            rope_scaling=_rope_scaling(path, config),
+            rope_scaling=_rope_scaling(config),
             sliding_window=window,
             full_attention_layers=full_layers,
         )
@@ -113,9 +113,12 @@ def published_config(model: DecoderConfig, *, max_positions: int, dtype: str) ->
 
 def _check_architecture(path: pathlib.Path, stored: dict[str, Any]) -> None:
     name = stored.get("model_type")
-    if name not in ARCHITECTURES:
+    if not isinstance(name, str) or name not in ARCHITECTURES:
         raise UserError(f"{path}: architecture {name!r} is not known; known are {', '.join(ARCHITECTURES)}")
-    for architecture in stored.get("architectures") or ():
+    architectures = stored.get("architectures") or []
+    if not isinstance(architectures, list):
+        raise UserError(f"{path}: architectures must be a list of names, found {architectures!r}")
+    for architecture in architectures:
         if architecture != ARCHITECTURES[name]:
             raise UserError(f"{path}: {architecture} is no {ARCHITECTURES[name]}: only causal language models load")
     layers = stored.get("num_hidden_layers", 1)
@@ -151,16 +154,16 @@ def _check_known(path: pathlib.Path, config: Any) -> None:
         raise UserError(f"{path}: partial_rotary_factor={partial} is not known; whole heads are rotated")
 
 
-def _rope_scaling(path: pathlib.Path, config: Any) -> RopeScaling | None:
+def _rope_scaling(config: Any) -> RopeScaling | None:
     found = config.rope_parameters
     kind = found.get("rope_type", "default")
     if kind == "default":
         return None
     if kind != "llama3":
-        raise UserError(f"{path}: rope type {kind!r} is not known; known are 'default' and 'llama3'")
+        raise UserError(f"rope type {kind!r} is not known; known are 'default' and 'llama3'")
     missing = [name for name in _SCALING_FIELDS if found.get(name) is None]
     if missing:
-        raise UserError(f"{path}: rope type 'llama3' lacks {', '.join(missing)}")
+        raise UserError(f"rope type 'llama3' lacks {', '.join(missing)}")
     *factors, context = (found[name] for name in _SCALING_FIELDS)
     return RopeScaling(*(float(factor) for factor in factors), int(context))
 
@@ -182,4 +185,6 @@ def _window(path: pathlib.Path, config: Any) -> tuple[int, int]:
     full = kinds.index("sliding_attention")
     if "full_attention" in kinds[full:]:
         raise UserError(f"{path}: layers with and without sliding window in turns are not known; full ones come first")
+    if config.sliding_window is None:
+        raise UserError(f"{path}: has layers with a sliding window, and no sliding_window")
     return full, int(config.sliding_window)

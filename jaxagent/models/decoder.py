@@ -120,6 +120,8 @@ class DecoderConfig:
         _check_choice("attention", self.attention, IMPLEMENTATIONS)
         if self.lora and not (self.lora.rank > 0 and set(self.lora.targets) <= set(_matrix_shapes(self))):
             raise UserError(f"model.lora needs a positive rank and targets in {', '.join(_matrix_shapes(self))}")
+        if self.lora and self.lora.rank > self.width:
+            raise UserError(f"model.lora.rank={self.lora.rank} exceeds the model's width of {self.width}")
         for name in ("sliding_window", "full_attention_layers"):
             if not (isinstance(getattr(self, name), int) and getattr(self, name) >= 0):
                 raise UserError(f"model.{name} must be a whole number from 0 on, got {getattr(self, name)!r}")

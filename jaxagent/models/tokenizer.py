@@ -63,21 +63,25 @@ def load_tokenizer(name_or_path: str | pathlib.Path) -> "PreTrainedTokenizerFast
     _check_files(folder)
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except Exception as error:  # a damaged file can make transformers and tokenizers raise anything
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"model.tokenizer: {folder} holds no tokenizer that transformers can read: {reason}") from None
     tokenizer.split_special_tokens = True
+    if not tokenizer.encode("text", add_special_tokens=False):  # what transformers makes of no files at all
+        raise UserError(f"model.tokenizer: {folder} holds no tokenizer: tokenizer.json or the like is missing")
     return tokenizer
 
 
 def _check_files(folder: pathlib.Path) -> None:
-    """Raises `UserError` where `tokenizer_config.json` sends transformers to a file outside the folder."""
+    """Raises `UserError` where `tokenizer_config.json` is no object or sends transformers to a file elsewhere."""
     path = folder / "tokenizer_config.json"
     try:
         stored = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"model.tokenizer: {path} cannot be read: {str(error).splitlines()[0]}") from None
-    for name, value in stored.items() if isinstance(stored, dict) else ():
+    if not isinstance(stored, dict):
+        raise UserError(f"model.tokenizer: {path}: expected a JSON object, found {type(stored).__name__}")
+    for name, value in stored.items():
         if name.endswith("_file") and isinstance(value, str) and pathlib.PurePath(value).name != value:
             raise UserError(f"model.tokenizer: {path}: {name}={value!r} lies outside the folder")
 

@@ -228,9 +228,12 @@ def template_chat(tokenizer: Any, options: ChatOptions) -> TemplateChat:
 
 def _template_source(tokenizer: Any) -> str:
     try:
-        return tokenizer.get_chat_template()
+        source = tokenizer.get_chat_template()
     except ValueError as error:
         raise UserError(f"the tokenizer's chat template: {str(error).splitlines()[0]}") from None
+    if not isinstance(source, str):
+        raise UserError(f"the tokenizer's chat template is no text but {type(source).__name__}")
+    return source
 
 
 def _variables(tokenizer: Any, options: ChatOptions) -> dict[str, Any]:

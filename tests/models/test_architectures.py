@@ -68,6 +68,9 @@ def test_scaled_frequencies_follow_the_formula_in_every_band(tmp_path):
     [
         ({"model_type": "mamba"}, "architecture 'mamba' is not known; known are llama, qwen2, qwen3"),
         ({"model_type": None}, "architecture None"),
+        ({"model_type": ["llama"]}, "architecture \\['llama'\\]"),
+        ({"architectures": 5}, "architectures must be a list of names, found 5"),
+        ({"architectures": "LlamaForCausalLM"}, "architectures must be a list"),
         (
             {"architectures": ["LlamaForSequenceClassification"]},
             "LlamaForSequenceClassification is no LlamaForCausalLM",
@@ -95,6 +98,12 @@ def test_layers_with_and_without_window_in_turns_are_not_known(tmp_path):
     kinds = ["sliding_attention", "full_attention", "sliding_attention"]
     with pytest.raises(UserError, match="in turns"):
         read(tmp_path, make_config("qwen2_window") | {"layer_types": kinds})
+
+
+def test_a_window_without_a_size_is_named(tmp_path):
+    changed = {"layer_types": ["sliding_attention"] * 3, "sliding_window": None, "use_sliding_window": False}
+    with pytest.raises(UserError, match="no sliding_window"):
+        read(tmp_path, make_config("qwen2_window") | changed)
 
 
 @pytest.mark.parametrize("text", ["", "[1, 2]", "{broken", "[" * 100_000])

