@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from jaxagent.errors import UserError
 
 CPU_SECONDS = 10  # for the rendering itself
-WALL_SECONDS = 120.0  # for the rendering process, its start included
+WALL_SECONDS = 600.0  # for the rendering process, its start on a busy machine included
 MAX_TEMPLATE_CHARACTERS = 1 << 20
 _SHOWN_CHARACTERS = 60
 _SENTINELS = ("jxq observation one", "jxq reply one", "jxq observation two", "jxq reply two", "jxq observation three")

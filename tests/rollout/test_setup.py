@@ -53,6 +53,7 @@ def chat_config(tmp_path, template, *overrides):
     return apply_overrides(load_config("fog_lake_tiny"), [*SMALL, f"model.tokenizer={folder}", *overrides])
 
 
+@pytest.mark.slow
 def test_cloning_and_training_speak_in_turns(tmp_path):
     config = chat_config(tmp_path, CHATML, "rollout.chat.system=Walk.")
     log = SilentLog()
