@@ -201,13 +201,18 @@ def _canonical(value: Any) -> Any:
     if isinstance(value, set | frozenset):
         return ["set", *sorted(json.dumps(_canonical(item), sort_keys=True, default=repr) for item in value)]
     if isinstance(value, dict):
-        return {f"{type(key).__name__}:{key}": _canonical(item) for key, item in value.items() if key not in _NOT_STATE}
+        return {_typed(key): _canonical(item) for key, item in value.items() if key not in _NOT_STATE}
     if isinstance(value, random.Random):
         version, words, gauss = value.getstate()
         return ["random", version, hashlib.blake2b(array.array("Q", words), digest_size=8).hexdigest(), gauss]
     if hasattr(value, "parent") and hasattr(value, "contents"):
-        return ["directory", _path(value), {name: _canonical(item) for name, item in value.contents.items()}]
+        return ["directory", _path(value), {_typed(name): _canonical(item) for name, item in value.contents.items()}]
     return [type(value).__name__, _canonical(vars(value))]
+
+
+def _typed(key: Any) -> str:
+    """A dictionary's key as a text: the systems take any hashable name, and a tuple cannot be sorted among texts."""
+    return f"{type(key).__name__}:{key}"
 
 
 def _path(directory: Any) -> str:

@@ -38,7 +38,11 @@ def fetch(source: str | None) -> str:
     """
     folder = datasets.folder(NAME)
     folder.mkdir(parents=True, exist_ok=True)
-    dump = _find(source, _DUMPS) or _find(_installed(folder / "package"), _DUMPS)
+    questions = _find(source, (_QUESTIONS,))
+    dump = _find(source, _DUMPS)
+    if source is not None and questions is None and dump is None:
+        raise UserError(f"--source={source}: neither {_QUESTIONS} nor {_DUMPS[0]} is in that folder or below it")
+    dump = dump or _find(_installed(folder / "package"), _DUMPS)
     if dump is None:
         raise UserError(f"{PACKAGE} holds no {_DUMPS[-1]}")
     worlds = worlds_from_dump(_read(dump))
@@ -47,7 +51,6 @@ def fetch(source: str | None) -> str:
         _write(folder / "databases" / f"{world.name}.json", world.to_json())
     (folder / "NOTICE").write_text(_NOTICE)
     done = f"{len(worlds)} databases in {folder}"
-    questions = _find(source, (_QUESTIONS,))
     if questions is None:
         return f"{done}; no questions: give the folder of {_QUESTIONS} with --source=FOLDER"
     kept, dropped = _questions(_records(questions), {world.name: world for world in worlds})
@@ -67,7 +70,7 @@ def load_questions() -> list[dict[str, Any]]:
         raise UserError(
             f"{path} is missing; run `jaxagent data {NAME} --source=FOLDER` with the folder of {_QUESTIONS}"
         )
-    return json.loads(path.read_text(encoding="utf-8"))
+    return _converted(path)
 
 
 @functools.lru_cache(maxsize=32)
@@ -75,7 +78,18 @@ def _load_world(folder: pathlib.Path, name: str) -> World:
     path = folder / "databases" / f"{name}.json"
     if not path.exists():
         raise UserError(f"{path} is missing; run `jaxagent data {NAME}`")
-    return World.from_json(json.loads(path.read_text(encoding="utf-8")))
+    try:
+        return World.from_json(_converted(path))
+    except (KeyError, TypeError, ValueError):
+        raise UserError(f"{path} is damaged; run `jaxagent data {NAME}` again") from None
+
+
+def _converted(path: pathlib.Path) -> Any:
+    """What `_write` wrote."""
+    try:
+        return json.loads(_read(path))
+    except ValueError:
+        raise UserError(f"{path} is damaged; run `jaxagent data {NAME}` again") from None
 
 
 def _installed(target: pathlib.Path) -> str:
@@ -127,7 +141,10 @@ def _shape(gold: str) -> tuple[set[str], bool]:
     """(the tables that a query reads, in lower case; whether its own result is ordered)."""
     import sqlglot  # the dump was read with it
 
-    tree = sqlglot.parse_one(gold, read="mysql")
+    try:
+        tree = sqlglot.parse_one(gold, read="mysql")
+    except sqlglot.errors.SqlglotError as error:
+        raise UserError(f"{_QUESTIONS}: a gold query cannot be read ({str(error).splitlines()[0]}): {gold}") from None
     return {table.name.lower() for table in tree.find_all(sqlglot.exp.Table)}, tree.args.get("order") is not None
 
 
@@ -138,9 +155,9 @@ def _records(path: pathlib.Path) -> list[dict[str, Any]]:
         raise UserError(f"{path}: is no JSON: {error}") from None
     needed = {"db", "gold", "query", "hardness"}
     if not isinstance(records, list) or not all(
-        isinstance(record, dict) and needed <= record.keys() for record in records
+        isinstance(record, dict) and all(isinstance(record.get(key), str) for key in needed) for record in records
     ):
-        raise UserError(f"{path}: expected a list of objects with {', '.join(sorted(needed))}")
+        raise UserError(f"{path}: expected a list of objects with the texts {', '.join(sorted(needed))}")
     return records
 
 

@@ -20,6 +20,9 @@ Row = tuple[Any, ...]
 TICK = 1000  # operations of SQLite's virtual machine between two looks at the limits
 COLLATION = "general_ci"
 HEAP_BYTES = 256 << 20  # SQLite's memory in this process: room for 800 episodes on the largest real database
+_OPERATIONS_A_COMPARISON, _CHARS_A_COMPARISON = 5, 16  # what comparing two texts counts as: Python does it
+_STOPPED = "timeout: the statement took too many steps and was stopped"
+_CACHED_CHARS = 128  # of a text whose sort key is kept: longer ones would fill the memory
 _VALUE_BYTES = 20_000  # longest text, blob or row; string functions take time quadratic in it, within one operation
 _SIZE_LIMITS = {
     sqlite3.SQLITE_LIMIT_LENGTH: _VALUE_BYTES,
@@ -129,13 +132,14 @@ class SqliteDatabase:
         self._world, self._limits = world, limits
         self._connection = connection = _connect()
         connection.deserialize(_image(world))
+        connection.create_collation(COLLATION, self._compare)
         # Table-valued functions declare themselves at first use, which the authorizer would take for a write.
         connection.execute("SELECT 1 FROM pragma_table_info(''), json_each('[]'), json_tree('[]')").close()
         for limit, value in _SIZE_LIMITS.items():
             connection.setlimit(limit, value)
         connection.set_authorizer(_authorize)
         connection.set_progress_handler(self._tick, TICK)
-        self._ticks, self._deadline = 0, 0.0
+        self._ticks, self._deadline, self._comparing = 0, 0.0, 0
 
     def run(self, statement: str) -> list[Row] | None:
         """As `Database.run`."""
@@ -144,15 +148,19 @@ class SqliteDatabase:
             return answer
         self._ticks = self._limits.operations // TICK
         self._deadline = time.perf_counter() + self._limits.seconds
+        self._comparing = self._limits.operations // _OPERATIONS_A_COMPARISON
         try:
             with contextlib.closing(self._connection.execute(_unqualified(text, self._world.name))) as cursor:
-                return self._fetch(cursor) if cursor.description is not None else None
+                rows = self._fetch(cursor) if cursor.description is not None else None
         except sqlite3.Error as error:
             raise self._explained(error) from None
         except (ValueError, UnicodeError) as error:  # NUL, lone surrogates
             raise QueryError("bad_text", f"the statement holds text that cannot be read: {error}") from None
         except (MemoryError, OverflowError):
             raise QueryError("limit", "out of memory") from None
+        if self._comparing < 0:  # before another tick came: the rows may be in any order
+            raise QueryError("limit", _STOPPED)
+        return rows
 
     def close(self) -> None:
         """As `Database.close`."""
@@ -160,7 +168,15 @@ class SqliteDatabase:
 
     def _tick(self) -> bool:
         self._ticks -= 1
-        return self._ticks < 0 or time.perf_counter() > self._deadline
+        return self._ticks < 0 or self._comparing < 0 or time.perf_counter() > self._deadline
+
+    def _compare(self, first: str, second: str) -> int:
+        """As `_compare_texts`, until too much was compared. A whole sort is one operation, and nothing stops it; where
+        all texts are equal it is soon over."""
+        if self._comparing < 0:
+            return 0
+        self._comparing -= 1 + (len(first) + len(second)) // _CHARS_A_COMPARISON
+        return _compare_texts(first, second)
 
     def _fetch(self, cursor: sqlite3.Cursor) -> list[Row]:
         rows, size = [], 0
@@ -174,7 +190,7 @@ class SqliteDatabase:
     def _explained(self, error: sqlite3.Error) -> QueryError:
         message = str(error)
         if message == "interrupted":
-            return QueryError("limit", "timeout: the statement took too many steps and was stopped")
+            return QueryError("limit", _STOPPED)
         if "not authorized" in message or "authorization denied" in message:
             return QueryError("forbidden", f"{message}: the database can only be read")
         if "one statement at a time" in message:
@@ -247,11 +263,16 @@ def _connect() -> sqlite3.Connection:
 
 
 def _compare_texts(first: str, second: str) -> int:
-    left, right = _sort_key(first), _sort_key(second)
+    left = (_short_sort_key if len(first) <= _CACHED_CHARS else _sort_key)(first)
+    right = (_short_sort_key if len(second) <= _CACHED_CHARS else _sort_key)(second)
     return (left > right) - (left < right)
 
 
 @functools.lru_cache(maxsize=1 << 16)
+def _short_sort_key(text: str) -> str:
+    return _sort_key(text)
+
+
 def _sort_key(text: str) -> str:
     """Without case, accents and trailing spaces, as the dump's collation (utf8mb4_general_ci) compares."""
     plain = text.rstrip(" ").upper()

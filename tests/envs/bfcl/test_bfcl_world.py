@@ -179,6 +179,15 @@ def test_differences_are_public_and_keys_are_not():
     assert probe.differences(other, ["MathAPI"]) == set()
 
 
+def test_names_that_are_no_texts_have_keys_too():
+    # Python lists carry tuples, and upstream takes any name that can be a dictionary's key.
+    probe, seen = world(), set()
+    for name in ("('a', 'b')", ("a", "b"), (1, ("b",)), "1"):
+        assert probe.call("touch", {"file_name": name}) == "None"
+        seen.add(probe.key("GorillaFileSystem"))
+    assert len(seen) == 4
+
+
 def test_keys_are_the_same_in_every_process():
     code = (
         "from jaxagent.envs.bfcl.world import World; from jaxagent.envs.bfcl import package, tasks\n"

@@ -145,11 +145,31 @@ def test_what_is_missing_is_named(tmp_path, monkeypatch):
         data.fetch(source(tmp_path / "gold", questions=bad))
     with pytest.raises(UserError, match="database 'ark' is not in the dump"):
         data.fetch(source(tmp_path / "ark", questions=[dict(QUESTIONS[0], db="ark")]))
-    with pytest.raises(UserError, match="expected a list of objects with db, gold, hardness, query"):
-        data.fetch(source(tmp_path / "shape", questions=[{"db": "zoo"}]))
+    for name, broken in (
+        ("shape", {"db": "zoo"}),
+        ("number", dict(QUESTIONS[0], gold=5)),
+        ("list", dict(QUESTIONS[0], db=[])),
+    ):
+        with pytest.raises(UserError, match="expected a list of objects with the texts db, gold, hardness, query"):
+            data.fetch(source(tmp_path / name, questions=[broken]))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=r"neither ic_spider_dev\.json nor ic_spider_dbs\.sql is in that folder"):
+        data.fetch(str(tmp_path / "empty"))
     monkeypatch.setattr(data, "PACKAGE", "no/such/package")
     with pytest.raises(UserError, match="cannot install no/such/package"):
         data.fetch(None)
+
+
+@pytest.mark.parametrize("damage", ["[{", "[]", "\xff"])
+def test_damaged_copies_are_one_line(tmp_path, home, damage):
+    data.fetch(source(tmp_path / "source"))
+    (home / "databases" / "zoo.json").write_text(damage, encoding="latin-1")
+    with pytest.raises(UserError, match=r"zoo.json.*(is damaged; run `jaxagent data intercode-sql`|cannot be read)"):
+        data.load_world("zoo")
+    if damage != "[]":
+        (home / "questions.json").write_text(damage, encoding="latin-1")
+        with pytest.raises(UserError, match=r"questions.json.*(is damaged; run `jaxagent data|cannot be read)"):
+            data.load_questions()
 
 
 def test_without_a_source_the_dump_comes_from_a_package(tmp_path, monkeypatch, home):
