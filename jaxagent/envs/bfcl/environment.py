@@ -61,7 +61,7 @@ class BfclOptions:
         """Raises `UserError` on a bad value."""
         for name, known in (("categories", tasks.CATEGORIES), ("classes", tuple(package.MODULES))):
             value = getattr(self, name)
-            if isinstance(value, str) or not value or not set(value) <= set(known):
+            if not isinstance(value, list | tuple) or not value or not all(item in known for item in value):
                 raise UserError(f"env.options.{name} must be a list out of {', '.join(known)}, got {value!r}")
         for name, words in (
             ("docs", ("full", "names")),

@@ -643,6 +643,8 @@ def test_two_orders_meet_in_one_anchor():
         ({"split_by": "turn"}, "split_by"),
         ({"classes": ["Nothing"]}, "classes"),
         ({"classes": "MathAPI"}, "classes"),
+        ({"classes": 5}, "classes"),
+        ({"classes": [["MathAPI"]]}, "classes"),
         ({"categories": []}, "categories"),
         ({"max_turns": 0}, "max_turns"),
         ({"max_turns": True}, "max_turns"),
