@@ -153,6 +153,9 @@ class WatchingPool:
         """Answers requests in their order, as `EnvironmentPool.run` does."""
         return [self._answer(request) for request in requests]
 
+    def rest(self) -> None:
+        """Nothing to do: `EnvironmentPool.rest` replaces processes, and there are none here."""
+
     def close(self) -> None:
         """Closes all environments."""
         for environment in self._live.values():
