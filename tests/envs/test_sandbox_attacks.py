@@ -84,7 +84,7 @@ def faults_of(attack, outcome):
         faults.append(f"passed {name}")
     if attack.kinds and outcome.kind not in (*attack.kinds, "time"):  # a busy machine is slow at everything
         faults.append(f"expected {attack.kinds} {name}")
-    if outcome.seconds > SECONDS + 1.0:
+    if outcome.seconds > SECONDS + 20.0:  # a busy machine takes seconds to start and to end a process
         faults.append(f"took {outcome.seconds:.1f} s {name}")
     if TOKEN in outcome.stdout + outcome.stderr + short_repr(outcome.values):
         faults.append(f"saw what it must not {name}")
