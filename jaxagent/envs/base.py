@@ -123,8 +123,16 @@ def split_of(task_id: str) -> Split:
 
     One sixteenth each are kept for the panel and for the held-out set that training looks at; the rest trains.
     """
-    bucket = hashlib.blake2b(task_id.encode(), digest_size=2, person=b"split").digest()[0] % 16
-    return "panel" if bucket == 0 else "held_out" if bucket == 1 else "train"
+    return split_by_sixteenths(task_id, person=b"split", panel=1, held_out=1)
+
+
+def split_by_sixteenths(key: str, *, person: bytes, panel: int, held_out: int) -> Split:
+    """The split of `key` by its hash, which `person` keeps apart from other hashes of the same key.
+
+    So many sixteenths are the panel's and the held-out set's; the rest trains.
+    """
+    sixteenth = hashlib.blake2b(key.encode(), digest_size=2, person=person).digest()[0] % 16
+    return "panel" if sixteenth < panel else "held_out" if sixteenth < panel + held_out else "train"
 
 
 def hash_of_ids(task_ids: list[str]) -> str:

@@ -5,11 +5,12 @@ import hashlib
 import json
 import operator
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 import numpy as np
 
 from jaxagent.envs.base import Split, content_id, hash_of_ids, split_of
+from jaxagent.envs.listed import check_request
 from jaxagent.episodes import Task
 from jaxagent.errors import UserError
 
@@ -60,10 +61,7 @@ class GeneratedTasks:
         seed: int,
     ) -> None:
         """`description` holds the JSON-able options that decide which tasks `draw` and `admit` make."""
-        if split not in get_args(Split):
-            raise UserError(f"a split is one of {', '.join(get_args(Split))}, got {split!r}")
-        if size < 1:
-            raise UserError(f"a task source needs at least one task, got size {size}")
+        check_request(split, size)
         self._env, self._draw, self._admit = env, draw, admit
         self._description = dict(description)
         self._split, self._size, self._seed = split, size, operator.index(seed)

@@ -24,9 +24,9 @@ from jaxagent.envs.base import (
     StepResult,
     TaskSource,
     content_id,
-    hash_of_ids,
 )
 from jaxagent.envs.generated import keyed_generator, parse_options
+from jaxagent.envs.listed import ListedTasks
 from jaxagent.episodes import Task
 from jaxagent.errors import UserError
 
@@ -169,32 +169,20 @@ class MixedTasks:
         return content_id(NAME, {"parts": held, "size": self._size, "seed": self._seed})
 
 
-class ListedTasks:
-    """Held-out or panel tasks of a mixture: a list whose every beginning has the parts in about their proportions."""
+def listed_tasks(parts: tuple[Part, ...], split: Split, size: int, seed: int) -> ListedTasks:
+    """Held-out or panel tasks of a mixture: a list whose every beginning has the parts in about their proportions.
 
-    def __init__(self, parts: tuple[Part, ...], split: Split, size: int, seed: int) -> None:
-        """A part has its share of `size`, rounded, less what its source lacks and what another part has too."""
-        placed = []
-        for order, (part, count) in enumerate(zip(parts, shares([part.weight for part in parts], size), strict=True)):
-            source = part.entry.make_tasks(part.options, split, count, seed) if count else ()
-            placed += [((i + 0.5) / len(source), order, _outer_task(part, source.task(i))) for i in range(len(source))]
-        placed.sort(key=lambda item: item[:2])
-        distinct: dict[str, Task] = {}
-        for *_, task in placed:
-            distinct.setdefault(task.id, task)
-        self._tasks = list(distinct.values())
-
-    def __len__(self) -> int:
-        """How many tasks there are."""
-        return len(self._tasks)
-
-    def task(self, index: int) -> Task:
-        """Task number `index`."""
-        return self._tasks[index]
-
-    def content_hash(self) -> str:
-        """Of all ids, in order."""
-        return hash_of_ids([task.id for task in self._tasks])
+    A part has its share of `size`, rounded, less what its source lacks and what another part has too.
+    """
+    placed = []
+    for order, (part, count) in enumerate(zip(parts, shares([part.weight for part in parts], size), strict=True)):
+        source = part.entry.make_tasks(part.options, split, count, seed) if count else ()
+        placed += [((i + 0.5) / len(source), order, _outer_task(part, source.task(i))) for i in range(len(source))]
+    placed.sort(key=lambda item: item[:2])
+    distinct: dict[str, Task] = {}
+    for *_, task in placed:
+        distinct.setdefault(task.id, task)
+    return ListedTasks(list(distinct.values()))
 
 
 def shares(weights: list[float], size: int) -> list[int]:
@@ -215,7 +203,7 @@ def make_environment(options: Mapping[str, Any]) -> Mixture:
 def make_tasks(options: Mapping[str, Any], split: Split, size: int, seed: int) -> TaskSource:
     """Tasks of one split of every part."""
     parts = parts_of(options)
-    return MixedTasks(parts, size, seed) if split == "train" else ListedTasks(parts, split, size, seed)
+    return MixedTasks(parts, size, seed) if split == "train" else listed_tasks(parts, split, size, seed)
 
 
 def best_success(task: Task, budget: int) -> float:

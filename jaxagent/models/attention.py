@@ -58,7 +58,6 @@ def cached_attention(
       keys, values: [N, C, Hkv, Dh], H a multiple of Hkv.
       query_positions: [N, W] int32; a query attends to positions 0 .. its own.
       window: to the last so many of them alone, its own included; None: to all.
-
     Returns:
       [N, W, H, Dh] in the dtype of `query`.
     """

@@ -4,53 +4,39 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from jaxagent.envs.base import Split, content_id, hash_of_ids, split_of
+from jaxagent.envs.base import Split, content_id, split_of
+from jaxagent.envs.listed import ListedTasks
 from jaxagent.episodes import Task
 from jaxagent.errors import UserError
 
 
-class RowTasks:
-    """A `TaskSource` over rows. Equal rows are one task; a row that is no JSON cannot be one."""
+def row_tasks(
+    env: str,
+    rows: Iterable[Mapping[str, Any]],
+    *,
+    max_turns: Callable[[Mapping[str, Any]], int],
+    split: Split,
+    size: int,
+    unnamed: tuple[str, ...] = (),
+) -> ListedTasks:
+    """The first `size` rows of `split`, in the order of `rows`, each a task; equal rows are one.
 
-    def __init__(
-        self,
-        env: str,
-        rows: Iterable[Mapping[str, Any]],
-        *,
-        max_turns: Callable[[Mapping[str, Any]], int],
-        split: Split,
-        size: int,
-        unnamed: tuple[str, ...] = (),
-    ) -> None:
-        """The first `size` rows of `split`, in the order of `rows`. `unnamed` columns are no part of a task's id.
-
-        Raises `UserError` where there are no rows, a row is no JSON object or the split has none.
-        """
-        if not isinstance(rows, Iterable) or isinstance(rows, str):
-            raise UserError(f"{env}: the data set is a {type(rows).__name__}, not rows")
-        found: dict[str, Task] = {}
-        for number, row in enumerate(rows):
-            if len(found) == size:
-                break
-            data = _plain(env, number, row)
-            task_id = content_id(env, {name: value for name, value in data.items() if name not in unnamed})
-            if split_of(task_id) == split and task_id not in found:
-                found[task_id] = Task(env, task_id, {"row": data}, max_turns(data))
-        if not found:
-            raise UserError(f"{env}: no row of the data set falls into the split {split!r}; it needs more rows")
-        self._tasks = list(found.values())
-
-    def __len__(self) -> int:
-        """How many tasks there are."""
-        return len(self._tasks)
-
-    def task(self, index: int) -> Task:
-        """Task number `index`."""
-        return self._tasks[index]
-
-    def content_hash(self) -> str:
-        """Of all ids, in order."""
-        return hash_of_ids([task.id for task in self._tasks])
+    `unnamed` columns are no part of a task's id. Raises `UserError` where there are no rows, a row is no JSON object or
+    the split has none.
+    """
+    if not isinstance(rows, Iterable) or isinstance(rows, str):
+        raise UserError(f"{env}: the data set is a {type(rows).__name__}, not rows")
+    found: dict[str, Task] = {}
+    for number, row in enumerate(rows):
+        if len(found) == size:
+            break
+        data = _plain(env, number, row)
+        task_id = content_id(env, {name: value for name, value in data.items() if name not in unnamed})
+        if split_of(task_id) == split and task_id not in found:
+            found[task_id] = Task(env, task_id, {"row": data}, max_turns(data))
+    if not found:
+        raise UserError(f"{env}: no row of the data set falls into the split {split!r}; it needs more rows")
+    return ListedTasks(list(found.values()))
 
 
 def _plain(env: str, number: int, row: Any) -> dict[str, Any]:

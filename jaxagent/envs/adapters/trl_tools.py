@@ -27,9 +27,10 @@ from jaxagent.envs.adapters.conversations import (
     without_calls,
 )
 from jaxagent.envs.adapters.references import called, check_adapter_options, load, load_callable
-from jaxagent.envs.adapters.rows import RowTasks
+from jaxagent.envs.adapters.rows import row_tasks
 from jaxagent.envs.base import InfrastructureError, Observation, Split, StepResult
 from jaxagent.envs.generated import parse_options
+from jaxagent.envs.listed import ListedTasks
 from jaxagent.episodes import Task
 from jaxagent.errors import UserError
 
@@ -157,12 +158,12 @@ def make_environment(options: Mapping[str, Any]) -> TrlEnvironment:
     return TrlEnvironment(parse_options(TrlOptions, NAME, options))
 
 
-def make_tasks(options: Mapping[str, Any], split: Split, size: int, seed: int) -> RowTasks:
+def make_tasks(options: Mapping[str, Any], split: Split, size: int, seed: int) -> ListedTasks:
     """The rows of one split, in the order of the data set whatever the seed."""
     del seed
     parsed = parse_options(TrlOptions, NAME, options)
     rows = _rows(parsed.dataset)
-    return RowTasks(NAME, rows, max_turns=lambda row: parsed.max_turns, split=split, size=size)
+    return row_tasks(NAME, rows, max_turns=lambda row: parsed.max_turns, split=split, size=size)
 
 
 @functools.lru_cache(maxsize=4)

@@ -22,9 +22,10 @@ from typing import Any
 from jaxagent.envs import registry
 from jaxagent.envs.adapters.conversations import conversation_text, tool_calls, tools_text, without_calls
 from jaxagent.envs.adapters.references import called, check_adapter_options
-from jaxagent.envs.adapters.rows import RowTasks
+from jaxagent.envs.adapters.rows import row_tasks
 from jaxagent.envs.base import InfrastructureError, InfrastructureKind, Observation, Split, StepResult
 from jaxagent.envs.generated import parse_options
+from jaxagent.envs.listed import ListedTasks
 from jaxagent.episodes import Task
 from jaxagent.errors import UserError
 
@@ -144,7 +145,7 @@ def make_environment(options: Mapping[str, Any]) -> VerifiersEnvironment:
     return VerifiersEnvironment(parse_options(VerifiersOptions, NAME, options))
 
 
-def make_tasks(options: Mapping[str, Any], split: Split, size: int, seed: int) -> RowTasks:
+def make_tasks(options: Mapping[str, Any], split: Split, size: int, seed: int) -> ListedTasks:
     """The rows of the environment's training data that fall into one split, whatever the seed."""
     del seed
     parsed = parse_options(VerifiersOptions, NAME, options)
@@ -152,7 +153,7 @@ def make_tasks(options: Mapping[str, Any], split: Split, size: int, seed: int) -
     own = int(getattr(environment, "max_turns", 0) or 0)
     full = parsed.max_turns or (own if own > 0 else 10)
     rows = environment.get_dataset()
-    return RowTasks(NAME, rows, max_turns=lambda row: full, split=split, size=size, unnamed=_UNNAMED)
+    return row_tasks(NAME, rows, max_turns=lambda row: full, split=split, size=size, unnamed=_UNNAMED)
 
 
 @functools.lru_cache(maxsize=4)

@@ -17,6 +17,7 @@ from jaxagent.envs.bfcl.calls import Call, MalformedReplyError, RefusedCallError
 from jaxagent.envs.bfcl.expert import make_demonstrator
 from jaxagent.envs.bfcl.world import World, check_magnitudes
 from jaxagent.envs.generated import parse_options
+from jaxagent.envs.listed import ListedTasks
 from jaxagent.envs.registry import EnvironmentEntry
 from jaxagent.episodes import Task
 from jaxagent.errors import UserError
@@ -285,7 +286,7 @@ def make_environment(options: Mapping[str, Any]) -> Bfcl:
     return Bfcl(parsed)
 
 
-def make_tasks(options: Mapping[str, Any], split: Split, size: int, seed: int) -> tasks.EntryTasks:
+def make_tasks(options: Mapping[str, Any], split: Split, size: int, seed: int) -> ListedTasks:
     """Tasks of one split: entries of the benchmark, in an order keyed by `seed`."""
     parsed = parse_options(BfclOptions, NAME, options)
 

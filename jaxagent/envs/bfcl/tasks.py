@@ -9,10 +9,11 @@ import hashlib
 import inspect
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any, get_args
+from typing import Any
 
-from jaxagent.envs.base import Split, content_id, hash_of_ids, split_of
+from jaxagent.envs.base import Split, content_id, split_by_sixteenths, split_of
 from jaxagent.envs.bfcl import calls, functions, package
+from jaxagent.envs.listed import ListedTasks, check_request
 from jaxagent.episodes import Task
 from jaxagent.errors import UserError
 
@@ -24,28 +25,6 @@ PANEL_SIXTEENTHS, HELD_OUT_SIXTEENTHS = 4, 2  # of the scenarios: some 200 are t
 _LONG_MESSAGE = 40  # characters from which two equal user messages mean one scenario
 
 
-class EntryTasks:
-    """A `TaskSource` over a fixed list; a training source repeats it up to `size`."""
-
-    def __init__(self, tasks: Sequence[Task], size: int) -> None:
-        """`tasks` are distinct, in their final order."""
-        self._tasks, self._size = tuple(tasks), size
-
-    def __len__(self) -> int:
-        """How many tasks there are, repetitions included."""
-        return self._size
-
-    def task(self, index: int) -> Task:
-        """Task number `index`, the same at every call; `IndexError` outside 0..len-1."""
-        if not 0 <= index < self._size:
-            raise IndexError(f"task {index} of {self._size}")
-        return self._tasks[index % len(self._tasks)]
-
-    def content_hash(self) -> str:
-        """The hash of the distinct ids, in order."""
-        return hash_of_ids([task.id for task in self._tasks[: self._size]])
-
-
 def make_source(
     *,
     categories: Sequence[str],
@@ -55,7 +34,7 @@ def make_source(
     split: Split,
     size: int,
     seed: int,
-) -> EntryTasks:
+) -> ListedTasks:
     """The tasks of one split whose systems all are among `classes`, in an order keyed by `seed`.
 
     Args:
@@ -65,10 +44,7 @@ def make_source(
     Raises:
       UserError: no such split, or too few tasks for a panel or held-out set.
     """
-    if split not in get_args(Split):
-        raise UserError(f"a split is one of {', '.join(get_args(Split))}, got {split!r}")
-    if size < 1:
-        raise UserError(f"a task source needs at least one task, got size {size}")
+    check_request(split, size)
     chosen = []
     for category in categories:
         for entry_id, data in entries(category).items():
@@ -81,7 +57,7 @@ def make_source(
             f"widen env.options.categories or classes, or ask for fewer (eval.panel_tasks, eval.tasks)"
         )
     chosen.sort(key=lambda task: hashlib.blake2b(f"{seed}:{task.id}".encode(), digest_size=8).digest())
-    return EntryTasks(chosen if split == "train" else chosen[:size], size)
+    return ListedTasks(chosen if split == "train" else chosen[:size], size)
 
 
 @functools.cache
@@ -148,12 +124,7 @@ def _id_and_split(category: str, entry_id: str, split_by: str) -> tuple[str, Spl
     """
     data = entries(category)[entry_id]
     key = _scenarios()[entry_id] if split_by == "scenario" else content_id(NAME, data)
-    sixteenth = hashlib.blake2b(key.encode(), digest_size=2, person=b"bfcl-split").digest()[0] % 16
-    split: Split = "train"
-    if sixteenth < PANEL_SIXTEENTHS:
-        split = "panel"
-    elif sixteenth < PANEL_SIXTEENTHS + HELD_OUT_SIXTEENTHS:
-        split = "held_out"
+    split = split_by_sixteenths(key, person=b"bfcl-split", panel=PANEL_SIXTEENTHS, held_out=HELD_OUT_SIXTEENTHS)
     salt = 0
     while split_of(task_id := content_id(NAME, {"data": data, "salt": salt})) != split:
         salt += 1

@@ -3,14 +3,15 @@
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxagent.envs.base import Split, TaskSource, content_id, hash_of_ids, split_of
+from jaxagent.envs.base import Split, TaskSource, content_id, split_of
 from jaxagent.envs.deepcoder import families, problems
 from jaxagent.envs.generated import GeneratedTasks
+from jaxagent.envs.listed import ListedTasks
 from jaxagent.episodes import Task
 from jaxagent.errors import UserError
 
@@ -21,27 +22,6 @@ NAME = "deepcoder"
 _INPUT_DRAWS = 60  # tries for tests that differ and whose answers do
 MBPP_PANEL = range(11, 511)  # the task ids that its README keeps for evaluation
 MBPP_HELD_OUT = range(511, 601)  # its validation ids
-
-
-class ListedTasks:
-    """A `TaskSource` over problems of a data set."""
-
-    def __init__(self, tasks: Sequence[Task]) -> None:
-        self._tasks = tasks
-
-    def __len__(self) -> int:
-        """How many tasks there are."""
-        return len(self._tasks)
-
-    def task(self, index: int) -> Task:
-        """Task number `index`; `IndexError` outside 0..len-1."""
-        if not 0 <= index < len(self._tasks):
-            raise IndexError(f"task {index} of {len(self._tasks)}")
-        return self._tasks[index]
-
-    def content_hash(self) -> str:
-        """The hash of all ids, in order."""
-        return hash_of_ids([task.id for task in self._tasks])
 
 
 def make_tasks(options: "DeepCoderOptions", split: Split, size: int, seed: int) -> TaskSource:

@@ -1,17 +1,17 @@
 """Task sources: generated tasks without end, and the real questions in three fixed parts."""
 
-import hashlib
 import itertools
 from collections.abc import Mapping
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
-from jaxagent.envs.base import Split, content_id, hash_of_ids, split_of
+from jaxagent.envs.base import Split, content_id, split_by_sixteenths, split_of
 from jaxagent.envs.generated import GeneratedTasks, keyed_generator, parse_options
 from jaxagent.envs.intercode_sql.data import load_questions
 from jaxagent.envs.intercode_sql.generated_tasks import draw_task, is_proper
 from jaxagent.envs.intercode_sql.options import NAME, InterCodeSqlOptions
+from jaxagent.envs.listed import ListedTasks, check_request
 from jaxagent.episodes import Task
 from jaxagent.errors import UserError
 
@@ -33,44 +33,27 @@ def best_success(task: Task, budget: int) -> float:
     return float(budget >= minimal_turns(task.data))
 
 
-class ListedQuestions:
-    """The real questions of one split; two wordings of one query are never in two splits."""
+def listed_questions(options: InterCodeSqlOptions, split: Split, size: int, seed: int) -> ListedTasks:
+    """At most `size` real questions of one split, in an order drawn from `seed`; two wordings of one query are never in
+    two splits.
 
-    def __init__(self, options: InterCodeSqlOptions, split: Split, size: int, seed: int) -> None:
-        """At most `size` questions, in an order drawn from `seed`.
-
-        Raises:
-          UserError: an unknown split, data that were not brought, or a panel or held-out set that is larger than what
-            there is; training takes what there is.
-        """
-        if split not in get_args(Split):
-            raise UserError(f"a split is one of {', '.join(get_args(Split))}, got {split!r}")
-        if size < 1:
-            raise UserError(f"a task source needs at least one task, got size {size}")
-        mine = [question for question in load_questions() if _split_of_question(question) == split]
-        if split != "train" and size > len(mine):
-            raise UserError(f"{NAME}: {size} {split} tasks are asked for, the real questions have {len(mine)}")
-        order = np.argsort(keyed_generator(NAME, "questions", split, seed).random(len(mine)), kind="stable")
-        self._tasks = [_task(mine[int(index)], options, split) for index in order[:size]]
-
-    def __len__(self) -> int:
-        """How many tasks there are."""
-        return len(self._tasks)
-
-    def task(self, index: int) -> Task:
-        """Task number `index`."""
-        return self._tasks[index]
-
-    def content_hash(self) -> str:
-        """The hash of all ids, in order."""
-        return hash_of_ids([task.id for task in self._tasks])
+    Raises:
+      UserError: an unknown split, data that were not brought, or a panel or held-out set that is larger than what
+        there is; training takes what there is.
+    """
+    check_request(split, size)
+    mine = [question for question in load_questions() if _split_of_question(question) == split]
+    if split != "train" and size > len(mine):
+        raise UserError(f"{NAME}: {size} {split} tasks are asked for, the real questions have {len(mine)}")
+    order = np.argsort(keyed_generator(NAME, "questions", split, seed).random(len(mine)), kind="stable")
+    return ListedTasks([_task(mine[int(index)], options, split) for index in order[:size]])
 
 
-def make_tasks(options: Mapping[str, Any], split: Split, size: int, seed: int) -> GeneratedTasks | ListedQuestions:
+def make_tasks(options: Mapping[str, Any], split: Split, size: int, seed: int) -> GeneratedTasks | ListedTasks:
     """Tasks of one split."""
     parsed = parse_options(InterCodeSqlOptions, NAME, options)
     if parsed.source == "spider":
-        return ListedQuestions(parsed, split, size, seed)
+        return listed_questions(parsed, split, size, seed)
     described = {name: getattr(parsed, name) for name in ("mode", "levels", "names")}
 
     def draw(generator: np.random.Generator) -> dict[str, Any]:
@@ -86,10 +69,7 @@ def make_tasks(options: Mapping[str, Any], split: Split, size: int, seed: int) -
 def _split_of_question(question: Mapping[str, Any]) -> Split:
     """By the query, not by its wording."""
     key = f"{question['database']}\n{' '.join(question['gold'].lower().split())}"
-    bucket = hashlib.blake2b(key.encode(), digest_size=2, person=b"sql").digest()[0] % 16
-    if bucket < PANEL_SIXTEENTHS:
-        return "panel"
-    return "held_out" if bucket < PANEL_SIXTEENTHS + HELD_OUT_SIXTEENTHS else "train"
+    return split_by_sixteenths(key, person=b"sql", panel=PANEL_SIXTEENTHS, held_out=HELD_OUT_SIXTEENTHS)
 
 
 def _task(question: dict[str, Any], options: InterCodeSqlOptions, split: Split) -> Task:

@@ -1,6 +1,6 @@
 import pytest
 
-from jaxagent.envs.adapters.rows import RowTasks
+from jaxagent.envs.adapters.rows import row_tasks
 from jaxagent.envs.base import split_of
 from jaxagent.errors import UserError
 
@@ -8,7 +8,7 @@ ROWS = [{"prompt": f"question {i % 60}", "answer": i % 60, "example_id": i} for 
 
 
 def tasks_of(split, size=1000, rows=ROWS):
-    return RowTasks(
+    return row_tasks(
         "x", rows, max_turns=lambda row: 2 + row["answer"] % 3, split=split, size=size, unnamed=("example_id",)
     )
 
