@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from jaxagent.budgets import percent_of
 from jaxagent.envs import registry
-from jaxagent.episodes import Episode, EpisodeSpec, Task, Turn
+from jaxagent.episodes import Episode, EpisodeSpec, Task, Turn, finished_episode
 from jaxagent.rollout.engine import environment_seed
 
 OPTIONS = {"max_turns": 12, "max_needed": 4}
@@ -83,20 +83,4 @@ def _play(agent: Agent, environment, spec: EpisodeSpec) -> Episode:
                 remaining=spec.enforced_budget - len(turns),
             )
         )
-    success = ended == "success"
-    return Episode(
-        run_seed=spec.run_seed,
-        step=spec.step,
-        task_id=spec.task.id,
-        env=spec.task.env,
-        group=spec.group,
-        member=spec.member,
-        max_budget=spec.task.max_turns,
-        told_budget=spec.told_budget,
-        enforced_budget=spec.enforced_budget,
-        turns=tuple(turns),
-        reward=float(success),
-        success=success,
-        success_turn=len(turns) if success else None,
-        end_reason=ended or "budget",
-    )
+    return finished_episode(spec, turns, ended or "budget", outcome=float(ended == "success"))

@@ -12,7 +12,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "jaxagent"
 # From the bottom up: a module imports from its own unit and from lower rows. Two exceptions lean on a neighbour.
 ROWS = (
-    ("jaxagent", "jaxagent.errors"),
+    ("jaxagent", "jaxagent.errors", "jaxagent.files"),
     ("jaxagent.packages",),
     ("jaxagent.budgets", "jaxagent.episodes", "jaxagent.config"),
     ("jaxagent.batches", "jaxagent.algorithms", "jaxagent.envs", "jaxagent.config_files", "jaxagent.paper"),
@@ -118,6 +118,7 @@ LIGHT = [
     or name
     in (
         "jaxagent.packages",
+        "jaxagent.files",
         "jaxagent.paper",
         "jaxagent.budgets",
         "jaxagent.episodes",

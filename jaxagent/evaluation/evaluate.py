@@ -38,6 +38,7 @@ from jaxagent.evaluation.pieces import Pieces
 from jaxagent.evaluation.rollouts import Rollouts, load_policy, weights_hash
 from jaxagent.evaluation.summaries import mean_turns_used, policy_summary
 from jaxagent.evaluation.surface import FULL, surface
+from jaxagent.files import write_whole
 from jaxagent.rollout.engine import RolloutEngine, sorted_by_work
 from jaxagent.rollout.setup import Setup, make_setup, sampler_params_fn
 
@@ -270,9 +271,7 @@ def write_result(setup: Setup, result: PanelResult, folder: pathlib.Path) -> dic
 
 def _write_json(path: pathlib.Path, value: dict[str, Any]) -> None:
     """Whole or not at all: `summary.json` also says that an evaluation is complete."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    partial.replace(path)
+    write_whole(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
 def _orders(setup: Setup, tasks: list[Task], announced: bool) -> dict[str, list[EpisodeSpec]]:

@@ -13,6 +13,7 @@ from jaxagent.budgets import percent_of
 from jaxagent.envs.base import hash_of_ids, split_of
 from jaxagent.episodes import EpisodeSpec, Task
 from jaxagent.errors import UserError
+from jaxagent.files import write_whole
 
 SCHEMA = 1
 # Steps of panel episodes start here, far above any training step: their keys never repeat a training episode's.
@@ -57,10 +58,7 @@ def write_panel(path: str | pathlib.Path, panel: Panel) -> None:
     }
     text = json.dumps(fields, indent=1, sort_keys=True, allow_nan=False) + "\n"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(path.name + ".partial")
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
+        write_whole(path, text)
     except OSError as error:
         raise UserError(f"{path}: cannot write the panel: {error}") from None
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from jaxagent.episodes import Episode, EpisodeSpec, read_episodes, write_episodes
 from jaxagent.errors import UserError
+from jaxagent.files import write_whole
 
 SETTINGS = "settings.json"
 # run(orders) -> their episodes, in any order
@@ -73,10 +74,7 @@ class Pieces:
     def _write_settings(self) -> None:
         path = self._folder / SETTINGS
         if not path.exists():
-            self._folder.mkdir(parents=True, exist_ok=True)
-            partial = path.with_name(path.name + ".partial")
-            partial.write_text(json.dumps(self._settings, indent=1) + "\n", encoding="utf-8")
-            partial.replace(path)
+            write_whole(path, json.dumps(self._settings, indent=1) + "\n")
 
 
 def _key(task_id: str, record: EpisodeSpec | Episode) -> tuple:

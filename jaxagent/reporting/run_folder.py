@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 import jaxagent
 from jaxagent.episodes import read_episodes
 from jaxagent.errors import UserError
+from jaxagent.files import write_whole
 from jaxagent.reporting.metrics import METRICS_FILE, read_metrics
 
 if TYPE_CHECKING:
@@ -61,10 +62,7 @@ def write_environment(workdir: str | pathlib.Path, extra: Mapping[str, Any]) -> 
 def write_json(path: pathlib.Path, value: Any) -> pathlib.Path:
     """Writes strict, indented JSON; the file appears whole or not at all. Returns the path."""
     text = json.dumps(value, indent=2, allow_nan=False) + "\n"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+    write_whole(path, text)
     return path
 
 

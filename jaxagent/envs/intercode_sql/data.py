@@ -15,6 +15,7 @@ from jaxagent.envs.intercode_sql.database import Limits, QueryError, SqliteDatab
 from jaxagent.envs.intercode_sql.dump import worlds_from_dump
 from jaxagent.envs.intercode_sql.world import World
 from jaxagent.errors import UserError
+from jaxagent.files import write_whole
 
 NAME = "intercode-sql"
 PACKAGE = "intercode-bench==0.1.22"
@@ -166,7 +167,4 @@ def _read(path: pathlib.Path) -> str:
 
 
 def _write(path: pathlib.Path, content: Any) -> None:
-    """The file appears whole or not at all."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
-    partial.replace(path)
+    write_whole(path, json.dumps(content, ensure_ascii=False))
