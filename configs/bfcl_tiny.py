@@ -4,7 +4,8 @@ Shows: that the whole path works on real tasks with a policy that fits two CPU c
 (arXiv 2611.06483) changes in it: told few turns, put all calls of a user turn into one reply. It says nothing about
 language models: the base remembers what it cloned, and panel tasks have siblings (other variations of the same story)
 in training, `split_by="entry"`.
-Hardware and time: two CPU cores; see the README for what was measured.
+Hardware and time: two CPU cores; cloning takes about 9 seconds of CPU a step. BudgetMix against the base has not been
+measured to the end yet.
 Command: jaxagent data bfcl
          jaxagent reproduce --worlds=bfcl_tiny --arms=base,budgetmix --seeds=0 --workdir=runs/bfcl_tiny
 Variants: base, grpo_full, budgetmix and the others of `jaxagent.config`; runlocal shrinks any of them to a smoke run.
