@@ -13,7 +13,7 @@ from jaxagent.evaluation.interventions import DirectedSampler, Director, Watchin
 from jaxagent.evaluation.likelihood import ModelPolicy
 from jaxagent.evaluation.pieces import Pieces
 from jaxagent.models import decoder
-from jaxagent.rollout.engine import EngineConfig, RolloutEngine, sorted_by_work
+from jaxagent.rollout.engine import RolloutEngine, sorted_by_work
 from jaxagent.rollout.sampler import Sampler
 from jaxagent.rollout.setup import Setup, make_sampler, sampler_params_fn
 from jaxagent.sharding import rules
@@ -92,14 +92,8 @@ class Rollouts:
         for sampler, policy in zip(samplers, policies, strict=True):
             sampler.set_params(convert(policy.params))
         pool = WatchingPool(lambda: make_environment(setup))
-        config = EngineConfig(
-            announce=setup.config.budget.announce,
-            wording=setup.config.budget.wording,
-            temperature=setup.config.rollout.temperature,
-            retries=setup.config.env.retries,
-        )
         directed = DirectedSampler(samplers, director(pool), fresh_noise=fresh_noise)
-        engine = RolloutEngine(directed, pool, setup.chat, config)
+        engine = RolloutEngine(directed, pool, setup.chat, setup.engine_config())
         try:
             return list(engine.run_episodes(sorted_by_work(specs)))
         finally:

@@ -57,7 +57,7 @@ class Setup:
 
     def make_engine(self) -> RolloutEngine:
         """A rollout engine without weights yet: `set_engine_params` gives them."""
-        rollout, env = self.config.rollout, self.config.env
+        env = self.config.env
         sampler = make_sampler(self)
         pool = EnvironmentPool(
             env.name,
@@ -68,14 +68,18 @@ class Setup:
             step_reward_scale=env.step_reward_scale,
             worker_memory_gb=env.worker_memory_gb,
         )
-        settings = EngineConfig(
+        return RolloutEngine(sampler, pool, self.chat, self.engine_config())
+
+    def engine_config(self) -> EngineConfig:
+        """The engine's settings, the same for training and for every kind of evaluation."""
+        rollout = self.config.rollout
+        return EngineConfig(
             announce=self.config.budget.announce,
             wording=self.config.budget.wording,
             temperature=rollout.temperature,
-            retries=env.retries,
+            retries=self.config.env.retries,
             on_turn_cap=rollout.on_turn_cap,
         )
-        return RolloutEngine(sampler, pool, self.chat, settings)
 
 
 def make_setup(config: ConfigDict) -> Setup:
