@@ -12,19 +12,16 @@ from jaxagent.episodes import Episode, EpisodeSpec
 from jaxagent.evaluation.interventions import DirectedSampler, Director, WatchingPool, script
 from jaxagent.evaluation.likelihood import ModelPolicy
 from jaxagent.evaluation.pieces import Pieces
-from jaxagent.models import decoder
 from jaxagent.rollout.engine import RolloutEngine, sorted_by_work
 from jaxagent.rollout.sampler import Sampler
 from jaxagent.rollout.setup import Setup, make_sampler, sampler_params_fn
-from jaxagent.sharding import rules
 from jaxagent.training.checkpoints import load_params
+from jaxagent.training.state import policy_shardings
 
 
 def load_policy(setup: Setup, run_folder: str | pathlib.Path) -> tuple[ModelPolicy, int]:
     """The best checkpoint (else the newest) of a run as a policy, and its step."""
-    abstract = jax.eval_shape(lambda: decoder.init_params(setup.model, jax.random.key(0)))
-    shardings = rules.param_shardings(setup.mesh, decoder.logical_axes(setup.model), abstract)
-    params, record = load_params(run_folder, setup.model, shardings)
+    params, record = load_params(run_folder, setup.model, policy_shardings(setup.model, setup.mesh))
     return ModelPolicy(setup.model, params, float(setup.config.rollout.temperature)), int(record["step"])
 
 

@@ -17,11 +17,11 @@ import orbax.checkpoint as ocp
 from absl import logging
 
 from jaxagent.errors import UserError
-from jaxagent.models import decoder, lora
+from jaxagent.models import lora
 from jaxagent.models.decoder import DecoderConfig, Lora, RopeScaling
 from jaxagent.sharding import rules
 from jaxagent.sharding.mesh import make_mesh
-from jaxagent.training.state import TrainState
+from jaxagent.training.state import TrainState, policy_shardings
 
 SPARE_BYTES = 1 << 20  # for records and indices beside the arrays of a checkpoint
 
@@ -161,8 +161,7 @@ def load_plain(run: str | pathlib.Path, model: DecoderConfig) -> dict:
     """The plain weights of a run, spread over all devices of this process."""
     plain = dataclasses.replace(model, lora=None)
     mesh = make_mesh(data=1, fsdp=-1)
-    shardings = rules.param_shardings(mesh, decoder.logical_axes(plain), decoder.param_shapes(plain))
-    return load_params(run, plain, shardings)[0]
+    return load_params(run, plain, policy_shardings(plain, mesh))[0]
 
 
 def load_adapters(run: str | pathlib.Path) -> tuple[dict, DecoderConfig]:

@@ -22,7 +22,6 @@ from ml_collections import ConfigDict
 from jaxagent import batches, episodes
 from jaxagent.episodes import Episode, EpisodeSpec
 from jaxagent.errors import UserError
-from jaxagent.models import decoder
 from jaxagent.models.weights.load import load_params
 from jaxagent.models.weights.sources import SafetensorsFolder
 from jaxagent.rollout.engine import RolloutEngine
@@ -140,7 +139,7 @@ def initial_state(
 
 def initial_params(setup: Setup) -> dict | None:
     """The weights of `model.init_from`, else of `model.pretrained`, placed on the mesh; None for random ones."""
-    shardings = rules.param_shardings(setup.mesh, decoder.logical_axes(setup.model), decoder.param_shapes(setup.model))
+    shardings = states.policy_shardings(setup.model, setup.mesh)
     if setup.config.model.init_from:
         return ckpt.load_params(setup.config.model.init_from, setup.model, shardings)[0]
     if setup.pretrained:

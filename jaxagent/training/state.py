@@ -146,6 +146,11 @@ def with_base(base: dict | None, params: dict) -> dict:
     return params if base is None else lora.combine(base, params)
 
 
+def policy_shardings(model: decoder.DecoderConfig, mesh: jax.sharding.Mesh) -> dict:
+    """The sharding of every plain weight (no adapters) in training, in the structure of `decoder.init_params`."""
+    return rules.param_shardings(mesh, decoder.logical_axes(model), decoder.param_shapes(model))
+
+
 def state_shardings(
     model: decoder.DecoderConfig,
     optimizer: optax.GradientTransformation,
@@ -154,9 +159,8 @@ def state_shardings(
 ) -> TrainState:
     """A `TrainState` of NamedShardings: parameters by the rules, moments as their parameters, the rest replicated."""
     abstract = jax.eval_shape(lambda: init_state(model, optimizer, 0, extras))
-    axes = decoder.logical_axes(model)
-    base = rules.param_shardings(mesh, axes, abstract.base) if model.lora else None
-    axes = lora.adapter_axes(model) if model.lora else axes
+    base = policy_shardings(model, mesh) if model.lora else None
+    axes = lora.adapter_axes(model) if model.lora else decoder.logical_axes(model)
     params = rules.param_shardings(mesh, axes, abstract.params)
     critic_shardings = None
     if extras.critic:
