@@ -57,7 +57,10 @@ def run(config: ConfigDict, workdir: str | pathlib.Path, *, resume: bool, log: R
 
 
 def demonstrate(setup: Setup, environment: Environment, task: Task, *, step: int, member: int) -> Episode:
-    """One scripted episode as the engine would have recorded it; log-probs are 0, nothing sampled it."""
+    """One scripted episode as the engine would have recorded it; log-probs are 0, nothing sampled it.
+
+    It ends with `context` where its next reply, or the longest that a policy may write, does not fit the context.
+    """
     config = setup.config
     random = np.random.default_rng([config.seed, DEMONSTRATION_STREAM, step, member])
     told, enforced = None, task.max_turns
@@ -67,13 +70,17 @@ def demonstrate(setup: Setup, environment: Environment, task: Task, *, step: int
     observation = environment.reset(task, environment_seed(spec))
     demonstrator = setup.entry.make_demonstrator(environment, random)
     turns: list[Turn] = []
-    result = StepResult(observation)
+    result, length = StepResult(observation), 0
     while len(turns) < enforced and result.ended is None:
         number = len(turns) + 1
         line = budgets.budget_line(told, number, announce=config.budget.announce, wording=config.budget.wording)
         reply = demonstrator()
         observed = setup.chat.observation_ids(observation.text + line, first=number == 1)
         sampled = setup.chat.reply_ids(reply)
+        length += len(observed)
+        if length + max(len(sampled), config.rollout.max_turn_tokens) > config.rollout.max_context:
+            return finished_episode(spec, turns, "context", detail="demonstration")
+        length += len(sampled)
         written = setup.chat.reply_text(sampled)
         result = environment.step(written)
         if "\n" in reply.strip() and "\n" not in written.strip() and not result.info.get("valid", True):
@@ -139,6 +146,12 @@ def _train(
         order = np.random.default_rng([config.seed, DEMONSTRATION_STREAM, number])
         chosen = [tasks.task(int(index)) for index in order.integers(len(tasks), size=config.sft.demonstrations)]
         made = [_demonstration(setup, environment, task, number, i) for i, task in enumerate(chosen)]
+        if not any(episode.turns for episode in made):
+            raise UserError(
+                f"no first observation of {len(made)} demonstrations leaves room for a reply of "
+                f"rollout.max_turn_tokens={config.rollout.max_turn_tokens} in "
+                f"rollout.max_context={config.rollout.max_context}: raise that"
+            )
         batch = _make_batch(config, made, num_rows)
         state, metrics = step_fn(state, batch, weight)
         metrics = {name: float(value) for name, value in jax.device_get(metrics).items()}

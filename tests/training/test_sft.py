@@ -4,8 +4,10 @@ import copy
 import types
 
 import pytest
+from tiny_runs import SilentLog
 
 from jaxagent.config import default_config
+from jaxagent.config_files import load_config
 from jaxagent.envs.base import Observation, StepResult
 from jaxagent.envs.replies import last_program
 from jaxagent.episodes import Task
@@ -76,3 +78,26 @@ def test_a_broken_environment_is_named(fault, said):
     environment.fault = fault
     with pytest.raises(UserError, match=f"env.name=programs: the demonstration of task programs-1 failed: {said}"):
         sft._demonstration(setup(None), environment, TASK, 0, 0)
+
+
+@pytest.mark.parametrize("fitting", [0, 1, 2, 3])
+def test_a_demonstration_ends_where_its_context_is_full(fitting):
+    """As the engine has it: room for the longest reply allowed, and for the one that comes."""
+    made = setup(None, "let me think")
+    whole = sft._demonstration(made, Programs(), TASK, 0, 0)
+    lengths = [len(turn.observation_ids) + len(turn.sampled_ids) for turn in whole.turns]
+    rollout, reply = made.config.rollout, len(whole.turns[0].sampled_ids)
+    rollout.max_turn_tokens = reply
+    rollout.max_context = sum(lengths[:fitting]) + (lengths[fitting] - 1 if fitting < 3 else 0)
+    episode = sft._demonstration(made, Programs(), TASK, 0, 0)
+    assert len(episode.turns) == fitting and len(episode.token_ids()) <= rollout.max_context
+    assert episode.end_reason == ("budget" if fitting == 3 else "context") and not episode.success
+    rollout.max_turn_tokens, rollout.max_context = reply + 1, sum(lengths[:fitting])
+    assert len(sft._demonstration(made, Programs(), TASK, 0, 0).turns) == max(0, fitting - 1)
+
+
+def test_cloning_without_a_demonstration_that_fits_says_so(tmp_path):
+    config = load_config("lookup_tiny:base,runlocal")
+    config.rollout.max_context = config.rollout.max_turn_tokens + 2
+    with pytest.raises(UserError, match=r"no first observation of .* rollout\.max_context=.*raise that"):
+        sft.run(config, tmp_path / "run", resume=False, log=SilentLog())
