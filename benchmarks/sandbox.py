@@ -98,7 +98,7 @@ def main() -> None:
             rate = plain_rate(command, programs, workers)
             wait = median_wait(lambda command=command: run_plain(command), 60) if workers == 1 else float("nan")
             print(f"{name:44s}{workers:8d}{rate:12.1f}{1e3 / rate:9.1f}{1e3 * wait:9.1f}")
-    bubblewrap = Layers(bubblewrap=True, seccomp=False, control_groups=False)
+    bubblewrap = Layers(bubblewrap=True)
     rows = [("standard input", bubblewrap, "bubblewrap", n, 0) for n in (1, 2)]
     rows += [("standard input", every, "all walls", n, warm) for warm in (0, 2) for n in (1, 2)]
     rows += [(name, every, "all walls", 2, 2) for name in JOBS if name != "standard input"]

@@ -146,9 +146,10 @@ class Outcome:
 class Layers:
     """Which walls stand. `bubblewrap` off is no isolation at all."""
 
-    bubblewrap: bool
-    seccomp: bool
-    control_groups: bool
+    bubblewrap: bool = False
+    seccomp: bool = False
+    landlock: bool = False
+    control_groups: bool = False
 
 
 class Sandbox:
@@ -665,18 +666,19 @@ def isolation() -> tuple[Layers | None, str]:
     """What works on this machine, tried once, and where nothing does (None) why."""
     if not sandbox_layers.has_bubblewrap():
         return None, "bubblewrap is not installed (Debian, Ubuntu: apt-get install bubblewrap)"
-    bare = Layers(bubblewrap=True, seccomp=False, control_groups=False)
-    complaint = _try_layers(bare)
+    layers = Layers(bubblewrap=True)
+    complaint = _try_layers(layers)
     if complaint:
         return None, f"bubblewrap does not work here: {complaint}"
-    for layers in (
-        Layers(True, sandbox_layers.seccomp_filter() is not None, sandbox_layers.control_group_parent() is not None),
-        Layers(True, False, sandbox_layers.control_group_parent() is not None),
-        Layers(True, sandbox_layers.seccomp_filter() is not None, False),
+    for wall, present in (
+        ("seccomp", sandbox_layers.seccomp_filter() is not None),
+        ("landlock", sandbox_guest.landlock_version() > 0),
+        ("control_groups", sandbox_layers.control_group_parent() is not None),
     ):
-        if not _try_layers(layers):
-            return layers, ""
-    return bare, ""
+        one_more = dataclasses.replace(layers, **{wall: True})
+        if present and not _try_layers(one_more):
+            layers = one_more
+    return layers, ""
 
 
 def _try_layers(layers: Layers) -> str:
@@ -694,7 +696,7 @@ def _usable_layers(options: SandboxOptions) -> Layers:
     if layers is not None:
         return layers
     if options.allow_unsandboxed and os.name == "posix":
-        return Layers(bubblewrap=False, seccomp=False, control_groups=False)
+        return Layers()
     raise UserError(
         f"no sandbox for programs that a model writes: {complaint}; install or allow it, or accept programs without "
         "isolation, with all rights of this process, by --config.env.options.sandbox.allow_unsandboxed=True"
@@ -719,7 +721,8 @@ def _command(
     cpu_seconds = int(options.seconds * (os.cpu_count() or 1)) + 2  # a backstop where nobody is left to keep the clock
     processes = options.processes if layers.bubblewrap else 0  # outside a user namespace all of a user's would count
     limits = (options.memory_mb << 20, processes, cpu_seconds, options.file_kb << 10)
-    arguments = [str(number) for number in (report, *limits)]
+    landlock = sandbox_guest.landlock_version() if layers.landlock else 0
+    arguments = [str(number) for number in (report, landlock, *limits)]
     if layers.bubblewrap:
         return sandbox_layers.bubblewrap_command(interpreter, _GUEST, arguments, seccomp)
     return sandbox_layers.python_command(interpreter, _GUEST, arguments)

@@ -2,7 +2,8 @@
 
 Bubblewrap is the wall that isolation rests on: own user, process, network, IPC, host-name and mount namespaces, a root
 that holds a bare interpreter and nothing to write to. The filter (package `pyseccomp`) also forbids new processes,
-sockets and shared memory; control groups also bound what all processes of a sandbox hold together.
+sockets and shared memory; control groups also bound what all processes of a sandbox hold together. Landlock is the
+guest's own last wall (`sandbox_guest`), since a process under it could not set up the others.
 """
 
 import contextlib

@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -250,10 +251,69 @@ def test_the_memory_of_all_processes_together_is_limited():
     source += "        time.sleep(9)\n"
     kinds = []
     for groups in (False, True):
-        layers = Layers(bubblewrap=True, seccomp=False, control_groups=groups)
+        layers = Layers(bubblewrap=True, control_groups=groups)
         with Sandbox(SandboxOptions(seconds=2.0, memory_mb=100), layers) as made:
             kinds.append(one(made, Script(source + "for _ in range(4): os.wait()")).kind)
     assert kinds == ["time", "memory"]
+
+
+ATTEMPTS = """import errno, os, socket
+def attempt(action):
+    try:
+        action()
+    except OSError as error:
+        return errno.errorcode[error.errno]
+    return "done"
+open("/dev/null", "w").write("x")
+os.chdir({folder!r})
+print(*[attempt(action) for action in ({actions},)], open("kept").read())
+"""
+FILE_ACTIONS = (
+    *("lambda: open('new', 'w')", "lambda: open('kept', 'a')", "lambda: os.truncate('kept', 4)"),
+    *("lambda: os.mkdir('made')", "lambda: os.symlink('/', 'link')", "lambda: os.remove('other')"),
+)
+OTHER_ACTIONS = (
+    "lambda: socket.socket().bind(('127.0.0.1', 0))",
+    "lambda: socket.create_connection(('127.0.0.1', {port}))",
+    "lambda: os.kill({victim}, 0)",
+    "lambda: os.execv('/bin/true', ['true'])",
+)
+
+
+@pytest.mark.skipif(sandbox_guest.landlock_version() < 6, reason="no Landlock 6 in this kernel")
+@pytest.mark.parametrize("landlock", [False, True])
+def test_landlock_alone_refuses_what_the_other_walls_would(landlock, tmp_path):
+    """Without any other wall, so that what bubblewrap would hide is there."""
+    for name in ("kept", "other"):
+        (tmp_path / name).write_text(name)
+    with socket.create_server(("127.0.0.1", 0)) as server, Sandbox(SandboxOptions(warm=0), Layers()) as free:
+        actions = ", ".join(FILE_ACTIONS + (OTHER_ACTIONS if landlock else OTHER_ACTIONS[:3]))
+        actions = actions.format(port=server.getsockname()[1], victim=os.getpid())
+        source = ATTEMPTS.format(folder=str(tmp_path), actions=actions)
+        with Sandbox(SandboxOptions(warm=0), Layers(landlock=True)) as confined:
+            outcome = one(confined if landlock else free, Script(source))
+    refused = ["EACCES"] * 8 + ["EPERM", "EACCES"]
+    assert outcome.stdout.split() == [*(refused if landlock else ["done"] * 9), "kept"], outcome.stderr
+
+
+@isolated
+@pytest.mark.skipif(sandbox_guest.landlock_version() == 0, reason="no Landlock in this kernel")
+def test_landlock_is_used_where_it_loads_and_programs_run_behind_it():
+    assert LAYERS.landlock
+    binary = sandbox_layers.find_interpreter().binary
+    source = f"import os, threading\nprint(1, flush=True)\nos.execv({binary!r}, ['python', '-c', 'print(2)'])"
+    kinds = []
+    for landlock in (False, True):
+        with Sandbox(SandboxOptions(warm=0), Layers(bubblewrap=True, landlock=landlock)) as made:
+            outcome = one(made, Script(source))
+            kinds.append((outcome.kind, outcome.stdout, "PermissionError" in outcome.stderr))
+    assert kinds == [("ok", "1\n2\n", False), ("exit", "1\n", True)]
+
+
+def test_a_guest_that_cannot_be_confined_runs_no_program(monkeypatch):
+    monkeypatch.setattr(sandbox_guest, "landlock_version", lambda: -1)  # the kernel refuses rules of no version
+    with Sandbox(SandboxOptions(warm=0), Layers(landlock=True)) as made, pytest.raises(InfrastructureError):
+        one(made, Script("print(1)"))
 
 
 def test_parents_of_control_groups_in_version_2(tmp_path):
@@ -393,7 +453,7 @@ def test_without_isolation_it_refuses_unless_told(monkeypatch):
     with pytest.raises(UserError, match=r"no sandbox.*bubblewrap is not installed.*allow_unsandboxed"):
         Sandbox(SandboxOptions())
     with Sandbox(SandboxOptions(seconds=1.0, allow_unsandboxed=True)) as made:
-        assert made.layers == Layers(bubblewrap=False, seccomp=False, control_groups=False)
+        assert made.layers == Layers()
         fine, late, daemon = made.run(
             [
                 Script("print(input())", b"up"),

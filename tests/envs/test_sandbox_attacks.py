@@ -18,7 +18,7 @@ SECONDS = 1.0
 TOKEN = f"EXPECTED-{random.SystemRandom().randrange(10**12)}"  # in every expected output, so it must never be inside
 
 
-WALLS = {"all": LAYERS, "bubblewrap": Layers(bubblewrap=True, seccomp=False, control_groups=False)}
+WALLS = {"all": LAYERS, "bubblewrap": Layers(bubblewrap=True)}
 
 
 def processes_with(marker: str) -> list[str]:
