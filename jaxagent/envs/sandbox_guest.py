@@ -16,7 +16,7 @@ MAX_DEPTH = 100  # of nested containers in a value; a deeper one is opaque
 OUT_OF_MEMORY = 101  # exit code of a program that ended in MemoryError
 MAX_HASHED = 20_000  # members of a set or dictionary
 MAX_EQUAL_HASHES = 100  # among them: of members chosen to collide each costs as many steps as there are before it
-_LANDLOCK_CREATE_RULESET, _LANDLOCK_ADD_RULE, _LANDLOCK_RESTRICT_SELF = 444, 445, 446  # the same on all platforms
+_LANDLOCK_CREATE_RULESET, _LANDLOCK_ADD_RULE, _LANDLOCK_RESTRICT_SELF = 444, 445, 446  # on every architecture
 _LANDLOCK_VERSION, _LANDLOCK_PATH_BENEATH = 1, 1
 _PR_SET_NO_NEW_PRIVS = 38
 # Bits of access to files that Landlock takes away, by the version that brought them: all but reading (2 and 3).
@@ -185,6 +185,8 @@ def _limit(memory: int, processes: int, cpu_seconds: int, file_bytes: int) -> No
 
 def landlock_version() -> int:
     """The version of Landlock that this kernel offers, 0 for none."""
+    if sys.platform != "linux":
+        return 0
     try:
         return _system_call(_LANDLOCK_CREATE_RULESET, None, 0, _LANDLOCK_VERSION)
     except (OSError, ImportError, AttributeError):
