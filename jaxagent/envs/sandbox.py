@@ -707,7 +707,7 @@ def _usable_layers(options: SandboxOptions) -> Layers:
 def _interpreter() -> sandbox_layers.Interpreter:
     found = sandbox_layers.find_interpreter()
     if found is None:
-        raise UserError("no Python 3.9 or later that a sandbox can reach: install one at /usr/bin/python3")
+        raise UserError("no Python 3.10 or later that a sandbox can reach: install one at /usr/bin/python3")
     return found
 
 
@@ -721,7 +721,7 @@ def _command(
     cpu_seconds = int(options.seconds * (os.cpu_count() or 1)) + 2  # a backstop where nobody is left to keep the clock
     processes = options.processes if layers.bubblewrap else 0  # outside a user namespace all of a user's would count
     limits = (options.memory_mb << 20, processes, cpu_seconds, options.file_kb << 10)
-    landlock = sandbox_guest.landlock_version() if layers.landlock else 0
+    landlock = (sandbox_guest.landlock_version() or -1) if layers.landlock else 0  # -1: the guest refuses to run
     arguments = [str(number) for number in (report, landlock, *limits)]
     if layers.bubblewrap:
         return sandbox_layers.bubblewrap_command(interpreter, _GUEST, arguments, seccomp)

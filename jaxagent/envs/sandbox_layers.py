@@ -54,7 +54,7 @@ class Interpreter:
 
 
 def find_interpreter() -> Interpreter | None:
-    """The interpreter that runs this, where a sandbox can reach it, else the system's; None without any from 3.9 on.
+    """The interpreter that runs this, where a sandbox can reach it, else the system's; None without any from 3.10 on.
 
     Under root a sandbox runs as nobody, who cannot look into a private home.
     """
@@ -65,7 +65,7 @@ def find_interpreter() -> Interpreter | None:
         probed = subprocess.run([binary, "-I", "-S", "-c", _PROBE], capture_output=True, text=True, check=False)
         if probed.returncode == 0:
             major, minor, *folders = probed.stdout.split("\n")[:4]
-            if (int(major), int(minor)) >= (3, 9):
+            if (int(major), int(minor)) >= (3, 10):
                 unique = tuple(dict.fromkeys(filter(os.path.isdir, folders)))
                 return Interpreter(binary, unique, _libraries(binary, unique), (int(major), int(minor)))
     return None

@@ -17,7 +17,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from jaxagent import batches, budgets
-from jaxagent.envs.base import Environment, StepResult
+from jaxagent.envs.base import Environment, StepResult, TaskSource
 from jaxagent.episodes import Episode, EpisodeSpec, Task, Turn, finished_episode
 from jaxagent.errors import UserError
 from jaxagent.rollout.engine import environment_seed
@@ -30,6 +30,7 @@ from jaxagent.training.interrupts import Interrupts
 from jaxagent.training.loop import RunLog, device_names, initial_state, interrupted_message, make_step_config
 
 DEMONSTRATION_STREAM = 0xDE70
+_TRIED_FOR_ROOM = 256
 
 
 def run(config: ConfigDict, workdir: str | pathlib.Path, *, resume: bool, log: RunLog) -> None:
@@ -59,7 +60,8 @@ def run(config: ConfigDict, workdir: str | pathlib.Path, *, resume: bool, log: R
 def demonstrate(setup: Setup, environment: Environment, task: Task, *, step: int, member: int) -> Episode:
     """One scripted episode as the engine would have recorded it; log-probs are 0, nothing sampled it.
 
-    It ends with `context` where its next reply, or the longest that a policy may write, does not fit the context.
+    Replies stay whole where they are longer than rollout.max_turn_tokens. The episode ends with `context` where its
+    next reply, or the longest that a policy may write, does not fit the context.
     """
     config = setup.config
     random = np.random.default_rng([config.seed, DEMONSTRATION_STREAM, step, member])
@@ -139,6 +141,8 @@ def _train(
     weight = np.float32(config.sft.observation_weight)
     # Compiled before the clock starts, with an empty batch on a copy of the state.
     step_fn(jax.tree.map(jnp.copy, state), batches.empty_token_batch(num_rows, config.optimizer.row_tokens), weight)
+    if int(state.step) < config.sft.steps:
+        _check_room(setup, environment, tasks)
     log.start(step=int(state.step), total=config.sft.steps, devices=device_names(setup))
     while int(state.step) < config.sft.steps and interrupts.received is None:
         begun = time.perf_counter()
@@ -146,22 +150,30 @@ def _train(
         order = np.random.default_rng([config.seed, DEMONSTRATION_STREAM, number])
         chosen = [tasks.task(int(index)) for index in order.integers(len(tasks), size=config.sft.demonstrations)]
         made = [_demonstration(setup, environment, task, number, i) for i, task in enumerate(chosen)]
-        if not any(episode.turns for episode in made):
-            raise UserError(
-                f"no first observation of {len(made)} demonstrations leaves room for a reply of "
-                f"rollout.max_turn_tokens={config.rollout.max_turn_tokens} in "
-                f"rollout.max_context={config.rollout.max_context}: raise that"
-            )
         batch = _make_batch(config, made, num_rows)
         state, metrics = step_fn(state, batch, weight)
         metrics = {name: float(value) for name, value in jax.device_get(metrics).items()}
         metrics["sft/demonstration_success"] = float(np.mean([episode.success for episode in made]))
+        metrics["sft/demonstration_context"] = float(np.mean([episode.end_reason == "context" for episode in made]))
         metrics["time/step"] = time.perf_counter() - begun
         log.write(int(state.step), metrics)
         if int(state.step) % config.checkpoint.every == 0:
             saved.save(state, {})
     environment.close()
     saved.save(state, {})
+
+
+def _check_room(setup: Setup, environment: Environment, tasks: TaskSource) -> None:
+    """`UserError` where not one of the first demonstrations has a turn; the first that has one ends the search."""
+    count = min(len(tasks), _TRIED_FOR_ROOM)
+    if any(_demonstration(setup, environment, tasks.task(index), 0, index).turns for index in range(count)):
+        return
+    rollout = setup.config.rollout
+    raise UserError(
+        f"of {count} demonstrations not one has room for a turn: its first observation and its reply, taken as at "
+        f"least rollout.max_turn_tokens={rollout.max_turn_tokens}, exceed rollout.max_context={rollout.max_context}: "
+        "raise that"
+    )
 
 
 @functools.lru_cache(maxsize=16)

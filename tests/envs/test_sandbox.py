@@ -310,8 +310,9 @@ def test_landlock_is_used_where_it_loads_and_programs_run_behind_it():
     assert kinds == [("ok", "1\n2\n", False), ("exit", "1\n", True)]
 
 
-def test_a_guest_that_cannot_be_confined_runs_no_program(monkeypatch):
-    monkeypatch.setattr(sandbox_guest, "landlock_version", lambda: -1)  # the kernel refuses rules of no version
+@pytest.mark.parametrize("version", [-1, 0])
+def test_a_guest_that_cannot_be_confined_runs_no_program(version, monkeypatch):
+    monkeypatch.setattr(sandbox_guest, "landlock_version", lambda: version)
     with Sandbox(SandboxOptions(warm=0), Layers(landlock=True)) as made, pytest.raises(InfrastructureError):
         one(made, Script("print(1)"))
 

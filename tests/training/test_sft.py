@@ -99,5 +99,5 @@ def test_a_demonstration_ends_where_its_context_is_full(fitting):
 def test_cloning_without_a_demonstration_that_fits_says_so(tmp_path):
     config = load_config("lookup_tiny:base,runlocal")
     config.rollout.max_context = config.rollout.max_turn_tokens + 2
-    with pytest.raises(UserError, match=r"no first observation of .* rollout\.max_context=.*raise that"):
+    with pytest.raises(UserError, match=r"of \d+ demonstrations not one has room .* rollout\.max_context=.*raise that"):
         sft.run(config, tmp_path / "run", resume=False, log=SilentLog())
