@@ -19,6 +19,7 @@ RUNLOCAL = {
     "algorithm.steps": 2,
     "algorithm.groups": 2,
     "algorithm.group_size": 4,
+    "algorithm.entropy_coefficient": 0.01,  # the only gradient of a random policy that earns nothing
     "rollout.slots": 8,
     "rollout.max_turn_tokens": 8,
     "rollout.extend_buckets": (32, 256),

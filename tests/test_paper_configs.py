@@ -4,6 +4,7 @@ import json
 import pathlib
 
 import pytest
+from tiny_runs import assert_every_update_moved
 
 from jaxagent import cli
 from jaxagent.config_files import load_config
@@ -54,6 +55,7 @@ def runs(name, variant, folder, capsys, *, evaluate):
     assert cli.main(["train", config, f"--workdir={folder}"]) == 0, capsys.readouterr().err
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2]
+    assert_every_update_moved(lines)
     assert all(line["cost/compilations"] == 0 and line["rollout/turns"] > 0 for line in lines)
     assert all(line["reward/void_share"] == 0 for line in lines)
     if not evaluate:

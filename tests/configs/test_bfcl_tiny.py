@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from tiny_runs import assert_every_update_moved
 
 from jaxagent import cli
 from jaxagent.config_files import load_config
@@ -33,6 +34,7 @@ def test_the_smoke_run_clones_and_trains(tmp_path):
     base, arm = tmp_path / "base", tmp_path / "budgetmix"
     assert cli.main(["sft", "--config=bfcl_tiny:base,runlocal", f"--workdir={base}"]) == 0
     train = ["train", "--config=bfcl_tiny:budgetmix,runlocal", f"--config.model.init_from={base}", f"--workdir={arm}"]
-    assert cli.main(train) == 0
+    assert cli.main([*train, "--config.algorithm.entropy_coefficient=0.01"]) == 0  # this base earns nothing
     lines = [json.loads(line) for line in (arm / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2] and all(line["rollout/turns"] > 0 for line in lines)
+    assert_every_update_moved(lines)

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from tiny_runs import assert_every_update_moved
 
 from jaxagent import cli
 from jaxagent.config_files import load_config
@@ -33,3 +34,4 @@ def test_the_smoke_run_clones_and_trains(tmp_path):
     assert cli.main(train) == 0
     lines = [json.loads(line) for line in (arm / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2, 3] and all(line["rollout/turns"] > 0 for line in lines)
+    assert_every_update_moved(lines)

@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from tiny_runs import SilentLog, tiny_config
+from tiny_runs import SilentLog, assert_every_update_moved, tiny_config
 
 from jaxagent.config_files import load_config
 from jaxagent.envs import mixture, registry
@@ -164,6 +164,7 @@ def test_a_mixed_run_reports_each_part_and_resumes_bit_for_bit(tmp_path):
     whole, first = tmp_path / "whole", tmp_path / "first"
     steps = ("checkpoint.every=2", "eval.every=2", "eval.tasks=6", "logging.trajectories=all")
     _, log = run(whole, "algorithm.steps=4", *steps)
+    assert_every_update_moved(log.lines.values())
     assert sum(len(log.lines[step].keys() & {f"env_{name}/success" for name in PARTS}) for step in log.lines) >= 8
     for line in log.lines.values():
         counts = [line.get(f"env_{name}/episodes", 0) for name in PARTS]

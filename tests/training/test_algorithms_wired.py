@@ -22,7 +22,7 @@ from algorithm_cases import (
     spread_rows,
 )
 from episode_builder import make_episode, make_turn
-from tiny_runs import SilentLog, tiny_config
+from tiny_runs import SilentLog, assert_every_update_moved, tiny_config
 
 from jaxagent.training import loop, step
 from jaxagent.training import state as states
@@ -337,6 +337,7 @@ RESUMED = (
     "algorithm.critic.kind=separate",
     "eval.every=0",
     "checkpoint.every=2",
+    "env.step_reward=test_arms:pay",
 )
 
 
@@ -355,6 +356,8 @@ def test_a_resumed_run_with_critic_and_reference_equals_the_straight_one(tmp_pat
     for a, b in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True):
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
     assert np.abs(flat(left["reference"]) - flat(left["params"])).max() > 1e-6
+    assert_every_update_moved(logs["straight"].lines.values())
+    assert all(line["critic/grad_norm"] > 0 for line in logs["straight"].lines.values())
     for number in range(1, 5):
         volatile = ("time/", "cost/", "per_second")
         one, other = (

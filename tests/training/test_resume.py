@@ -12,7 +12,7 @@ import time
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from tiny_runs import SMALL
+from tiny_runs import SMALL, assert_every_update_moved
 
 STEPS = 12
 OVERRIDES = [
@@ -106,6 +106,7 @@ def assert_same_run(left, right):
 def uninterrupted(tmp_path_factory, shared_cache):
     workdir = tmp_path_factory.mktemp("straight") / "run"
     finish(start(workdir, shared_cache))
+    assert_every_update_moved(comparable(workdir))
     return workdir
 
 

@@ -25,7 +25,11 @@ BUDGET = 8
 @pytest.fixture(scope="module")
 def setup():
     return tiny_setup(
-        "optimizer.micro_rows=16", "rollout.max_context=64", "optimizer.row_tokens=64", "rollout.max_turns=8"
+        "optimizer.micro_rows=16",
+        "rollout.max_context=64",
+        "optimizer.row_tokens=64",
+        "rollout.max_turns=8",
+        "algorithm.entropy_coefficient=0.0",
     )
 
 

@@ -1,4 +1,5 @@
 import pytest
+from tiny_runs import SilentLog, assert_every_update_moved
 
 from jaxagent.config_files import apply_overrides, load_config
 from jaxagent.envs import registry, sandbox
@@ -28,17 +29,6 @@ def test_variants_build(variant, tmp_path, monkeypatch):
     assert registry.get("deepcoder").make_tasks(local.env.options.to_dict(), "panel", 4, 0).task(0).max_turns == 4
 
 
-class SilentLog:
-    def __init__(self):
-        self.lines = {}
-
-    def start(self, *, step, total, devices):
-        pass
-
-    def write(self, step, metrics):
-        self.lines[step] = metrics
-
-
 @isolated
 @pytest.mark.slow
 def test_runlocal_runs_two_updates_on_generated_problems(tmp_path):
@@ -55,5 +45,6 @@ def test_runlocal_runs_two_updates_on_generated_problems(tmp_path):
     log = SilentLog()
     loop.run(config, tmp_path, resume=False, log=log)
     assert list(log.lines) == [1, 2]
+    assert_every_update_moved(log.lines.values())
     for line in log.lines.values():
         assert line["rollout/episodes"] == 8 and line["rollout/void_episodes"] == 0
