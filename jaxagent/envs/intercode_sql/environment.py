@@ -1,7 +1,8 @@
 """The environment: one SQL statement or `submit` a reply, the reward by the result that stands.
 
 A database without a schema in the prompt: tables and columns must be asked for, or guessed. Statements run on a copy of
-the episode's own that can only be read; the gold query runs on another.
+the episode's own that can only be read; the gold query runs on another. Where the task has other rows for its tables,
+what earns something runs on those too and keeps the smaller reward.
 """
 
 import dataclasses
@@ -69,7 +70,8 @@ class InterCodeSql:
         self.close()
         self.data = task.data
         self.world = _world_of(task.data)
-        self._gold = self._gold_rows()
+        self._gold = self._gold_rows(self.world)
+        self._check: tuple[World, list[Row]] | None = None  # made at its first use: most statements earn nothing
         self._database = self._open(self.world, self._limits)
         self._result: list[Row] | None = None
         self._score = 0.0  # of the result that stands
@@ -110,7 +112,7 @@ class InterCodeSql:
             self._error_text = message = _printable(str(error))[:MAX_ERROR_CHARS]
             words = _error_word(message)
             return self._answer(words, f"Error executing query: {message}", action=statement, error=error.kind)
-        self._score = reward = self._grade()
+        self._score = reward = self._grade(statement)
         good = self._learns(statement) | (reward > self._progress.best)
         self._progress.best = max(self._progress.best, reward)
         words, sentence = self._result_in_words(statement), shown_rows(self._result, self.options)
@@ -131,17 +133,35 @@ class InterCodeSql:
         word = " right" if won else " wrong"
         return self._answer(word, sentence, action=demonstrators.SUBMIT, good=won, reward=reward, ended=ended)
 
-    def _grade(self) -> float:
-        """The reward in [0, 1] of the result that stands; a statement without a result gives 0."""
-        if self._result is None:
+    def _grade(self, statement: str) -> float:
+        """The reward in [0, 1] of the result that stands, which `statement` gave."""
+        score = self._compared(self._result, self._gold)
+        return min(score, self._score_on_other_rows(statement)) if score and "check_rows" in self.data else score
+
+    def _compared(self, result: list[Row] | None, gold: list[Row]) -> float:
+        """The reward of a result; a statement without one gives 0."""
+        if result is None:
             return 0.0
         if self.options.strict_intercode:
-            return max(0.0, intercode_reward(self._result, self._gold))
-        return canonical_reward(self._result, self._gold, ordered=self.data["ordered"])
+            return max(0.0, intercode_reward(result, gold))
+        return canonical_reward(result, gold, ordered=self.data["ordered"])
 
-    def _gold_rows(self) -> list[Row]:
+    def _score_on_other_rows(self, statement: str) -> float:
+        if self._check is None:
+            world = self.world.with_rows(self.data["check_rows"])
+            self._check = world, self._gold_rows(world)
+        world, gold = self._check
+        database = self._open(world, self._limits)
+        try:
+            return self._compared(database.run(statement), gold)
+        except QueryError:
+            return 0.0
+        finally:
+            database.close()
+
+    def _gold_rows(self, world: World) -> list[Row]:
         """The gold result, from a database that no agent has touched."""
-        database = self._open(self.world, Limits())
+        database = self._open(world, Limits())
         try:
             return database.run(self.data["gold"]) or []
         except QueryError as error:
@@ -201,6 +221,8 @@ class InterCodeSql:
             )
         else:
             lines.append("Every result is scored at once, and you are done as soon as one answers the question.")
+        if "check_rows" in self.data:
+            lines.append("It is scored on other rows of the same tables as well.")
         if self.options.show_schema:
             tables = (f"{t.name}({', '.join(column.name for column in t.columns)})" for t in self.world.tables)
             lines.append(f"Tables: {'; '.join(tables)}.")

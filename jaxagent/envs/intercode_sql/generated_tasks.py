@@ -1,16 +1,19 @@
 """Databases and questions from a seed, without end: five levels, from a filter on one table to nested queries.
 
-Each task carries its database, its question in a sentence and in words, the gold query, the tables that it reads, and
-the names that a schema might have used instead.
+Each task carries its database, other rows for the same tables, its question in a sentence and in words, the gold
+query, the tables that it reads, and the names that a schema might have used instead. A right query is right on the
+other rows too; a guessed constant, or a wrong column that happens to agree, is not (distilled test suites, arXiv
+2010.02840).
 """
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxagent.envs.intercode_sql.database import Limits, QueryError, SqliteDatabase
+from jaxagent.envs.intercode_sql.rewards import Row, canonical_reward
 from jaxagent.envs.intercode_sql.themes import NUMBERS, THEMES, Attribute, Theme, Thing
 from jaxagent.envs.intercode_sql.world import Cell, Column, Table, World
 
@@ -79,7 +82,8 @@ def draw_task(generator: np.random.Generator, *, levels: tuple[int, int], num_na
     """
     theme = THEMES[int(generator.random() * len(THEMES))]
     level = levels[0] + int(generator.random() * (levels[1] - levels[0] + 1))
-    cast, world = _place(theme, num_names, generator)
+    things, order = _place(theme, num_names, generator)
+    cast, world = Cast(things.parent, things.child, generator), _world(things, order)
     question = cast.pick(QUESTIONS[level])(cast)
     return {
         "source": "generated",
@@ -91,23 +95,38 @@ def draw_task(generator: np.random.Generator, *, levels: tuple[int, int], num_na
         "tables": list(question.tables),
         "names": {used: list(others) for used, others in _alternatives(cast, num_names)},
         "world": world.to_json(),
+        "check_rows": _world(_refilled(things, generator), order).rows(),
     }
 
 
 def is_proper(data: dict[str, Any]) -> bool:
-    """Whether the gold result says something: it has rows, and is no lone 0 or NULL."""
-    database = SqliteDatabase(World.from_json(data["world"]), Limits())
+    """Whether the gold result says something on both rows (not empty, no lone 0 or NULL), and not the same."""
+    world = World.from_json(data["world"])
+    shown, other = (_gold_rows(data["gold"], each) for each in (world, world.with_rows(data["check_rows"])))
+    speaks = all(rows and rows not in ([(0,)], [(None,)]) for rows in (shown, other))
+    return speaks and canonical_reward(shown, other, ordered=data["ordered"]) < 1.0
+
+
+def _gold_rows(gold: str, world: World) -> list[Row]:
+    database = SqliteDatabase(world, Limits())
     try:
-        rows = database.run(data["gold"])
+        return database.run(gold) or []
     except QueryError as error:
-        raise RuntimeError(f"a generated query fails: {error}: {data['gold']}") from error
+        raise RuntimeError(f"a generated query fails: {error}: {gold}") from error
     finally:
         database.close()
-    return bool(rows) and rows not in ([(0,)], [(None,)])
 
 
-def _place(theme: Theme, num_names: int, generator: np.random.Generator) -> tuple[Cast, World]:
-    """Draws names and rows."""
+class Things(NamedTuple):
+    """What a schema holds."""
+
+    parent: Placed
+    child: Placed
+    other: Placed
+
+
+def _place(theme: Theme, num_names: int, generator: np.random.Generator) -> tuple[Things, list[int]]:
+    """Draws names and rows, and the order of the tables."""
 
     def one_of(names: tuple[str, ...]) -> str:
         return names[int(generator.random() * min(num_names, len(names)))]
@@ -116,15 +135,40 @@ def _place(theme: Theme, num_names: int, generator: np.random.Generator) -> tupl
         names = {attribute.concept: one_of(attribute.names) for attribute in thing.attributes}
         return Placed(thing, one_of(thing.names), {"id": "id", **names}, _rows(thing, count, generator))
 
-    parent = placed(theme.parent, 5 + int(generator.random() * 4))
-    child = placed(theme.child, 8 + int(generator.random() * 6))
+    parent = placed(theme.parent, _few(5, 4, generator))
+    child = placed(theme.child, _few(8, 6, generator))
     other = placed(theme.other, 3)
     child.names["link"] = one_of(theme.link)
-    for row in child.rows:  # the last parent has no children
+    _link(child, parent, generator)
+    return Things(parent, child, other), [int(i) for i in np.argsort(generator.random(3))]
+
+
+def _refilled(things: Things, generator: np.random.Generator) -> Things:
+    """The same schema with other rows, and other numbers of them."""
+    counts = (_few(5, 4, generator), _few(8, 6, generator), 3)
+    refilled = Things(
+        *(
+            dataclasses.replace(placed, rows=_rows(placed.thing, count, generator))
+            for placed, count in zip(things, counts, strict=True)
+        )
+    )
+    _link(refilled.child, refilled.parent, generator)
+    return refilled
+
+
+def _few(least: int, spread: int, generator: np.random.Generator) -> int:
+    return least + int(generator.random() * spread)
+
+
+def _link(child: Placed, parent: Placed, generator: np.random.Generator) -> None:
+    """Gives every child a parent; the last parent gets none."""
+    for row in child.rows:
         row["link"] = 1 + int(generator.random() * (len(parent.rows) - 1))
-    tables = [_table(parent), _table(child, parent), _table(other)]
-    order = np.argsort(generator.random(3))
-    return Cast(parent, child, generator), World("task", tuple(tables[int(i)] for i in order))
+
+
+def _world(things: Things, order: list[int]) -> World:
+    tables = (_table(things.parent), _table(things.child, things.parent), _table(things.other))
+    return World("task", tuple(tables[i] for i in order))
 
 
 def _rows(thing: Thing, count: int, generator: np.random.Generator) -> list[dict[str, Cell]]:

@@ -20,6 +20,7 @@ from jaxagent.errors import UserError
 USER, PASSWORD = "JAXAGENT_MYSQL_USER", "JAXAGENT_MYSQL_PASSWORD"  # environment variables: never in a run folder
 _PREFIX = "jaxagent_"
 _BATCH = 500  # rows of one INSERT
+_REMEMBERED = 64  # worlds: all real databases; generated ones come without end
 _READING = re.compile(r"\(|(?:select|with|values|show|desc|describe|explain|table)\b", re.IGNORECASE)
 _MUTE = re.compile(r"\binto\s+(?:outfile|dumpfile|@)|\bfor\s+update\b|\bsleep\s*\(|\bget_lock\s*\(", re.IGNORECASE)
 _LOST = {2006, 2013, 2055}  # the server is gone: nobody's answer
@@ -75,6 +76,8 @@ class MysqlServer:
         """The name of the world's database. A content hash names it, so what is there already is right."""
         if id(world) in self._made:
             return self._made[id(world)][1]
+        if len(self._made) >= _REMEMBERED:
+            self._made.clear()
         name = _database_name(world)
         with self._owner.cursor() as cursor:
             cursor.execute("SELECT 1 FROM information_schema.schemata WHERE schema_name = %s", (name,))

@@ -1,6 +1,7 @@
 """A database as plain data, whatever engine will hold it: tables, columns, keys, rows."""
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 Cell = int | float | str | None
@@ -44,6 +45,15 @@ class World:
     def table(self, name: str) -> Table | None:
         """The table called `name` in any case, None without."""
         return next((table for table in self.tables if table.name.lower() == name.lower()), None)
+
+    def rows(self) -> dict[str, list[list[Cell]]]:
+        """Table name -> its rows, as plain lists."""
+        return {table.name: [list(row) for row in table.rows] for table in self.tables}
+
+    def with_rows(self, rows: Mapping[str, Sequence[Sequence[Cell]]]) -> "World":
+        """The same schema with other rows for every table; `KeyError` without those of one."""
+        refilled = (dataclasses.replace(t, rows=tuple(tuple(row) for row in rows[t.name])) for t in self.tables)
+        return World(self.name, tuple(refilled))
 
     def to_json(self) -> dict[str, Any]:
         """Plain lists and dictionaries; `from_json` is the inverse."""

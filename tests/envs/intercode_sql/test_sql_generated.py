@@ -1,6 +1,7 @@
 """Generated databases and questions: golds answer what they say, levels grow, splits do not share content."""
 
 import collections
+import dataclasses
 
 import pytest
 
@@ -25,6 +26,12 @@ def rows_of(data, concept):
     table = next(table for table in data["world"]["tables"] if table["name"] in thing.names)
     concepts = ["id", *(attribute.concept for attribute in thing.attributes), "link"]
     return [dict(zip(concepts, row, strict=False)) for row in table["rows"]]
+
+
+def on_other_rows(data):
+    """The task as it would be if the other rows were shown."""
+    tables = [table | {"rows": data["check_rows"][table["name"]]} for table in data["world"]["tables"]]
+    return data | {"world": data["world"] | {"tables": tables}}
 
 
 def answer(data):
@@ -82,7 +89,7 @@ def answer(data):
 def test_gold_queries_answer_their_questions():
     checked = collections.Counter()
     for number in range(400):
-        data = drawn(number)
+        data = drawn(number // 2) if number % 2 else on_other_rows(drawn(number // 2))
         expected = None if data["level"] == 3 else answer(data)
         if expected is None:
             continue
@@ -99,7 +106,7 @@ def test_gold_queries_answer_their_questions():
 
 def test_joins_agree_with_loops():
     for number in range(60):
-        data = drawn(number, levels=(3, 3))
+        data = drawn(number, levels=(3, 3)) if number % 2 else on_other_rows(drawn(number, levels=(3, 3)))
         kind, *words = data["words"].split()
         first, second = ("child", "parent") if kind != "each" else ("parent", "child")
         named = {first: words[0], second: words[1] if kind != "each" else words[2]}
@@ -137,6 +144,67 @@ def test_the_expert_solves_each_level_in_the_turns_that_are_promised(level, mode
         assert [best_success(task, budget) for budget in (shortest - 1, shortest)] == [0.0, 1.0]
 
 
+def literal(cell):
+    return "NULL" if cell is None else repr(cell) if not isinstance(cell, str) else f"'{cell}'"
+
+
+def last_reward(environment, task, statement):
+    environment.reset(task, 0)
+    environment.step(statement)
+    return environment.step(SUBMIT).reward
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_constants_earn_nothing_even_those_of_the_gold_result(strict):
+    options = {"reward": "exact", "strict_intercode": strict}
+    tasks, environment = make_tasks(options, "train", 100, 2), make_environment(options)
+    for index in range(100):
+        task = tasks.task(index)
+        gold = SqliteDatabase(World.from_json(task.data["world"]), Limits()).run(task.data["gold"])
+        known = "VALUES " + ", ".join(f"({', '.join(map(literal, row))})" for row in gold)
+        environment.reset(task, 0)
+        environment.step(known)
+        assert environment._result == gold, "it is the right result where it is shown"
+        assert environment.step(SUBMIT).reward == 0.0
+        assert all(last_reward(environment, task, f"SELECT {number}") == 0.0 for number in (*range(1, 14), 20, 50))
+        assert last_reward(environment, task, f"SELECT * FROM ({task.data['gold']})") == 1.0
+
+
+def test_what_fails_on_the_other_rows_alone_earns_nothing():
+    tasks, environment = make_tasks({"levels": (1, 1)}, "train", 20, 3), make_environment({"levels": (1, 1)})
+    seen = 0
+    for index in range(20):
+        task = tasks.task(index)
+        table = task.data["tables"][0]
+        shown = next(len(t["rows"]) for t in task.data["world"]["tables"] if t["name"] == table)
+        if len(task.data["check_rows"][table]) == shown:
+            continue
+        seen += 1
+        alone = f"WHERE (SELECT COUNT(*) FROM {table}) = {shown}"
+        overflow = f"{alone} OR abs(-9223372036854775807 - 1) > 0"
+        assert last_reward(environment, task, f"SELECT * FROM ({task.data['gold']}) {alone}") == 0.0
+        assert last_reward(environment, task, f"SELECT * FROM ({task.data['gold']}) {overflow}") == 0.0
+    assert seen > 5
+
+
+def test_the_reward_is_the_smaller_one():
+    tasks = make_tasks({"levels": (1, 1)}, "train", 60, 4)
+    partial = 0
+    for index in range(60):
+        task = tasks.task(index)
+        if not task.data["words"].startswith(" list"):
+            continue
+        rewards = []
+        for data in (task.data, on_other_rows(task.data)):
+            one_row = {name: value for name, value in data.items() if name != "check_rows"}
+            environment = make_environment({})
+            statement = f"SELECT * FROM ({task.data['gold']}) LIMIT 1"
+            rewards.append(last_reward(environment, dataclasses.replace(task, data=one_row), statement))
+        assert last_reward(make_environment({}), task, statement) == min(rewards)
+        partial += rewards[0] > rewards[1] > 0
+    assert partial > 3
+
+
 def test_levels_need_more_tables_and_names_hide_the_schema():
     tables = {level: sum(len(drawn(n, (level, level))["tables"]) for n in range(40)) for level in LEVELS}
     assert tables[1] == tables[2] == 40 and tables[3] == tables[4] == 80
@@ -149,9 +217,10 @@ def test_levels_need_more_tables_and_names_hide_the_schema():
 
 
 def test_trivial_golds_are_refused():
-    data = next(data for data in map(drawn, range(100)) if data["words"].startswith(" count"))
+    data = next(data for data in map(drawn, range(100)) if data["words"].startswith(" count") and is_proper(data))
     table = data["tables"][0]
-    assert is_proper(data)
+    assert not is_proper(data | {"gold": "SELECT 7"}), "the other rows must tell a constant from the answer"
+    assert not is_proper(data | {"check_rows": {t["name"]: t["rows"] for t in data["world"]["tables"]}})
     assert not is_proper(data | {"gold": f"SELECT COUNT(*) FROM {table} WHERE id > 1000"})
     assert not is_proper(data | {"gold": f"SELECT * FROM {table} WHERE id > 1000"})
     assert not is_proper(data | {"gold": f"SELECT MAX(id) FROM {table} WHERE id > 1000"})

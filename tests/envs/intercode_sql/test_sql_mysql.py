@@ -120,6 +120,18 @@ def test_real_questions_have_the_same_rewards(address, tmp_path, monkeypatch):
     assert counts["golds that MySQL refuses"] <= 0.03 * 150
 
 
+def test_a_server_remembers_few_of_the_worlds_that_come_without_end(address):
+    server = mysql.MysqlServer(address)
+    for number in range(mysql._REMEMBERED + 6):
+        world = WORLD.with_rows({"t": [[number, "x"]]})
+        for _ in range(2):
+            database = server.open(world, Limits())
+            assert database.run("SELECT a FROM t") == [(number,)]
+            database.close()
+    assert len(server._made) == 6
+    server.close()
+
+
 def test_writes_reach_nobody_and_time_is_limited(address):
     server = mysql.MysqlServer(address)
     limits = Limits(seconds=1.0, rows=1000)
