@@ -27,9 +27,12 @@ export GLIBC_TUNABLES=${GLIBC_TUNABLES:-glibc.malloc.hugetlb=1}
 export TF_CPP_MIN_LOG_LEVEL=${TF_CPP_MIN_LOG_LEVEL:-2}
 if [ -n "${SIMULATED_DEVICES:-}" ]; then
   export JAX_PLATFORMS=cpu
-  # Without the second flag devices may come to two independent collectives in different orders, and wait for ever.
+  # With XLA's own order devices may come to two independent collectives in different orders, and wait for ever.
   export XLA_FLAGS="${XLA_FLAGS:-} --xla_force_host_platform_device_count=$SIMULATED_DEVICES"
-  XLA_FLAGS+=" --xla_cpu_enable_concurrency_optimized_scheduler=false"
+  case $XLA_FLAGS in
+    *xla_cpu_enable_concurrency_optimized_scheduler*) ;;
+    *) XLA_FLAGS+=" --xla_cpu_enable_concurrency_optimized_scheduler=false" ;;
+  esac
 fi
 
 # --resume starts afresh where the folder holds no checkpoint. exec: Ctrl-C and SIGTERM reach the run itself.

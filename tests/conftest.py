@@ -5,7 +5,7 @@ import os
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 if "--xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
-# Else simulated devices may come to two independent collectives in different orders, and wait for each other for ever.
+# With XLA's own order devices may come to two independent collectives in different orders, and wait for ever.
 if "--xla_cpu_enable_concurrency_optimized_scheduler" not in os.environ["XLA_FLAGS"]:
     os.environ["XLA_FLAGS"] += " --xla_cpu_enable_concurrency_optimized_scheduler=false"
 if "--xla_backend_optimization_level" not in os.environ["XLA_FLAGS"]:

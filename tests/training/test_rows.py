@@ -12,7 +12,7 @@ from jaxagent.budgets import candidate_budgets, draw_tenths
 from jaxagent.episodes import read_episodes
 from jaxagent.errors import UserError
 from jaxagent.rollout.setup import make_setup
-from jaxagent.training import loop, redraws, rows
+from jaxagent.training import loop, redraws, rows, sft
 
 SHAPE = ("rollout.max_context=64", "optimizer.row_tokens=64", "rollout.max_turns=8")
 
@@ -138,8 +138,11 @@ def test_collect_redraws_flat_slots_a_bounded_number_of_times():
 
 
 def test_a_run_with_redraws_keeps_each_slots_tenth(tmp_path):
+    cloned = ("sft.steps=60", "sft.demonstrations=32", "sft.learning_rate=1e-2")
+    sft.run(tiny_config(*cloned, variant="base,runlocal"), tmp_path / "base", resume=False, log=SilentLog())
     log = SilentLog()
     more = (
+        f"model.init_from={tmp_path / 'base'}",  # an untrained policy has no group to keep
         "algorithm.zero_variance=redraw",
         "algorithm.max_redraws=3",
         "algorithm.steps=3",
@@ -147,12 +150,15 @@ def test_a_run_with_redraws_keeps_each_slots_tenth(tmp_path):
         "checkpoint.every=9",
     )
     config = tiny_config(*more, "logging.trajectories=all", "algorithm.groups=4")
-    loop.run(config, tmp_path, resume=False, log=log)
-    assert sum(line["groups/redrawn"] for line in log.lines.values()) > 0
+    workdir = tmp_path / "run"
+    loop.run(config, workdir, resume=False, log=log)
+    kept = [line["groups/kept"] for line in log.lines.values()]
+    assert sum(line["groups/redrawn"] for line in log.lines.values()) > 0 < sum(kept)
+    assert [line["train/grad_norm"] > 0 for line in log.lines.values()] == [count > 0 for count in kept]
     redrawn = 0
     tasks = make_setup(config).tasks("train", config.env.train_tasks)
     for step in range(3):
-        finished = list(read_episodes(tmp_path / "trajectories" / f"step_{step}.jsonl.gz"))
+        finished = list(read_episodes(workdir / "trajectories" / f"step_{step}.jsonl.gz"))
         first = [tasks.task(int(i)) for i in redraws.first_indices(config.seed, step, num_tasks=64, groups=4)]
         for episode in finished:
             slot = redraws.slot_of(episode, 4)

@@ -71,10 +71,13 @@ class InterCodeSql:
         self.data = task.data
         self.world = _world_of(task.data)
         self._gold = self._gold_rows(self.world)
-        self._check: tuple[World, list[Row]] | None = None  # made at its first use: most statements earn nothing
+        other_rows = task.data.get("check_rows")
+        self._other = self.world.with_rows(other_rows) if other_rows else None
+        self._other_gold: list[Row] | None = None  # run at its first use: most statements earn nothing
         self._database = self._open(self.world, self._limits)
         self._result: list[Row] | None = None
         self._score = 0.0  # of the result that stands
+        self._right_here = False  # on the rows that are shown
         self._progress = _Progress()
         self.last_error: str | None = None
         self._error_text = ""
@@ -82,7 +85,11 @@ class InterCodeSql:
         return Observation(task.data["words"] if compact else self._rules(), "start")
 
     def step(self, reply: str) -> StepResult:
-        """Takes one reply; an invalid one costs the turn and changes nothing."""
+        """Takes one reply; an invalid one costs the turn and changes nothing.
+
+        Raises:
+          InfrastructureError: a database failed that is not the agent's doing.
+        """
         if self._database is None:
             raise RuntimeError("intercode_sql: no live episode; reset first")
         statement, fault = _statement(reply)
@@ -108,7 +115,7 @@ class InterCodeSql:
         try:
             self._result, self.last_error = self._database.run(statement), None
         except QueryError as error:
-            self._result, self._score, self.last_error = None, 0.0, error.kind
+            self._result, self._score, self._right_here, self.last_error = None, 0.0, False, error.kind
             self._error_text = message = _printable(str(error))[:MAX_ERROR_CHARS]
             words = _error_word(message)
             return self._answer(words, f"Error executing query: {message}", action=statement, error=error.kind)
@@ -129,6 +136,8 @@ class InterCodeSql:
         if self.options.reward == "exact" and not won:
             reward = 0.0
         sentence = "The result is right." if won else "The result is not right."
+        if self._right_here and not won:
+            sentence = "The query is not right: on other rows of the same tables it gives another answer."
         ended = "success" if won else "failure"
         word = " right" if won else " wrong"
         return self._answer(word, sentence, action=demonstrators.SUBMIT, good=won, reward=reward, ended=ended)
@@ -136,7 +145,10 @@ class InterCodeSql:
     def _grade(self, statement: str) -> float:
         """The reward in [0, 1] of the result that stands, which `statement` gave."""
         score = self._compared(self._result, self._gold)
-        return min(score, self._score_on_other_rows(statement)) if score and "check_rows" in self.data else score
+        self._right_here = score == 1.0
+        if self._other is None or score == 0.0:
+            return score
+        return min(score, self._score_on_other_rows(statement))
 
     def _compared(self, result: list[Row] | None, gold: list[Row]) -> float:
         """The reward of a result; a statement without one gives 0."""
@@ -147,13 +159,12 @@ class InterCodeSql:
         return canonical_reward(result, gold, ordered=self.data["ordered"])
 
     def _score_on_other_rows(self, statement: str) -> float:
-        if self._check is None:
-            world = self.world.with_rows(self.data["check_rows"])
-            self._check = world, self._gold_rows(world)
-        world, gold = self._check
-        database = self._open(world, self._limits)
+        """As `_grade`, of what the statement gives there; an error gives 0."""
+        if self._other_gold is None:
+            self._other_gold = self._gold_rows(self._other)
+        database = self._open(self._other, self._limits)
         try:
-            return self._compared(database.run(statement), gold)
+            return self._compared(database.run(statement), self._other_gold)
         except QueryError:
             return 0.0
         finally:
@@ -221,8 +232,10 @@ class InterCodeSql:
             )
         else:
             lines.append("Every result is scored at once, and you are done as soon as one answers the question.")
-        if "check_rows" in self.data:
-            lines.append("It is scored on other rows of the same tables as well.")
+        if self._other is not None:
+            lines.append(
+                "A query must answer the question by itself: it is scored on other rows of the same tables as well."
+            )
         if self.options.show_schema:
             tables = (f"{t.name}({', '.join(column.name for column in t.columns)})" for t in self.world.tables)
             lines.append(f"Tables: {'; '.join(tables)}.")

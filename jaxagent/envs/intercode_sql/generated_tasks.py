@@ -2,18 +2,18 @@
 
 Each task carries its database, other rows for the same tables, its question in a sentence and in words, the gold
 query, the tables that it reads, and the names that a schema might have used instead. A right query is right on the
-other rows too; a guessed constant, or a wrong column that happens to agree, is not (distilled test suites, arXiv
-2010.02840).
+other rows too; a constant is not, and what agrees by chance seldom is (distilled test suites, arXiv 2010.02840).
 """
 
+import collections
 import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxagent.envs.intercode_sql.database import Limits, QueryError, SqliteDatabase
-from jaxagent.envs.intercode_sql.rewards import Row, canonical_reward
+from jaxagent.envs.intercode_sql.database import Limits, QueryError, Row, SqliteDatabase
+from jaxagent.envs.intercode_sql.rewards import canonical_row
 from jaxagent.envs.intercode_sql.themes import NUMBERS, THEMES, Attribute, Theme, Thing
 from jaxagent.envs.intercode_sql.world import Cell, Column, Table, World
 
@@ -44,6 +44,14 @@ class Placed:
     def values(self, attribute: Attribute) -> list[Any]:
         """The distinct values of an attribute, sorted, without NULL."""
         return sorted({row[attribute.concept] for row in self.rows} - {None})
+
+
+class Things(NamedTuple):
+    """What a schema holds."""
+
+    parent: Placed
+    child: Placed
+    other: Placed
 
 
 @dataclasses.dataclass
@@ -95,16 +103,21 @@ def draw_task(generator: np.random.Generator, *, levels: tuple[int, int], num_na
         "tables": list(question.tables),
         "names": {used: list(others) for used, others in _alternatives(cast, num_names)},
         "world": world.to_json(),
-        "check_rows": _world(_refilled(things, generator), order).rows(),
+        "check_rows": _world(_filled(things, generator), order).rows(),
     }
 
 
 def is_proper(data: dict[str, Any]) -> bool:
-    """Whether the gold result says something on both rows (not empty, no lone 0 or NULL), and not the same."""
+    """Whether the gold result says something: it has rows, is no lone 0 or NULL, and is another on the other rows."""
     world = World.from_json(data["world"])
-    shown, other = (_gold_rows(data["gold"], each) for each in (world, world.with_rows(data["check_rows"])))
-    speaks = all(rows and rows not in ([(0,)], [(None,)]) for rows in (shown, other))
-    return speaks and canonical_reward(shown, other, ordered=data["ordered"]) < 1.0
+    shown = _gold_rows(data["gold"], world)
+    if not shown or shown in ([(0,)], [(None,)]):
+        return False
+    keys, others = (
+        [canonical_row(row) for row in rows]
+        for rows in (shown, _gold_rows(data["gold"], world.with_rows(data["check_rows"])))
+    )
+    return keys != others if data["ordered"] else collections.Counter(keys) != collections.Counter(others)
 
 
 def _gold_rows(gold: str, world: World) -> list[Row]:
@@ -117,53 +130,33 @@ def _gold_rows(gold: str, world: World) -> list[Row]:
         database.close()
 
 
-class Things(NamedTuple):
-    """What a schema holds."""
-
-    parent: Placed
-    child: Placed
-    other: Placed
-
-
 def _place(theme: Theme, num_names: int, generator: np.random.Generator) -> tuple[Things, list[int]]:
     """Draws names and rows, and the order of the tables."""
 
     def one_of(names: tuple[str, ...]) -> str:
         return names[int(generator.random() * min(num_names, len(names)))]
 
-    def placed(thing: Thing, count: int) -> Placed:
+    def named(thing: Thing, **more: str) -> Placed:
         names = {attribute.concept: one_of(attribute.names) for attribute in thing.attributes}
-        return Placed(thing, one_of(thing.names), {"id": "id", **names}, _rows(thing, count, generator))
+        return Placed(thing, one_of(thing.names), {"id": "id", **names, **more}, [])
 
-    parent = placed(theme.parent, _few(5, 4, generator))
-    child = placed(theme.child, _few(8, 6, generator))
-    other = placed(theme.other, 3)
-    child.names["link"] = one_of(theme.link)
-    _link(child, parent, generator)
-    return Things(parent, child, other), [int(i) for i in np.argsort(generator.random(3))]
+    things = Things(named(theme.parent), named(theme.child, link=one_of(theme.link)), named(theme.other))
+    return _filled(things, generator), [int(i) for i in np.argsort(generator.random(3))]
 
 
-def _refilled(things: Things, generator: np.random.Generator) -> Things:
-    """The same schema with other rows, and other numbers of them."""
-    counts = (_few(5, 4, generator), _few(8, 6, generator), 3)
-    refilled = Things(
-        *(
-            dataclasses.replace(placed, rows=_rows(placed.thing, count, generator))
-            for placed, count in zip(things, counts, strict=True)
-        )
-    )
-    _link(refilled.child, refilled.parent, generator)
-    return refilled
+def _filled(things: Things, generator: np.random.Generator) -> Things:
+    """The same schema with new rows, and new numbers of them; one of the parents has no children."""
 
+    def filled(placed: Placed, least: int, spread: int) -> Placed:
+        count = least + int(generator.random() * spread)
+        return dataclasses.replace(placed, rows=_rows(placed.thing, count, generator))
 
-def _few(least: int, spread: int, generator: np.random.Generator) -> int:
-    return least + int(generator.random() * spread)
-
-
-def _link(child: Placed, parent: Placed, generator: np.random.Generator) -> None:
-    """Gives every child a parent; the last parent gets none."""
+    parent, child, other = filled(things.parent, 5, 4), filled(things.child, 8, 6), filled(things.other, 3, 1)
+    childless = 1 + int(generator.random() * len(parent.rows))
+    having = [row["id"] for row in parent.rows if row["id"] != childless]
     for row in child.rows:
-        row["link"] = 1 + int(generator.random() * (len(parent.rows) - 1))
+        row["link"] = having[int(generator.random() * len(having))]
+    return Things(parent, child, other)
 
 
 def _world(things: Things, order: list[int]) -> World:
@@ -369,7 +362,8 @@ def _with_both(cast: Cast) -> Question:
     parent, child = cast.parent.thing, cast.child.thing
     attribute = cast.attribute(cast.child, "category")
     column = cast.child.names[attribute.concept]
-    first, second = cast.pick(attribute.values), cast.pick(attribute.values)
+    first = cast.pick(attribute.values)
+    second = cast.pick([value for value in attribute.values if value != first])
     query = f"SELECT p.{of_parent} FROM {_joined(cast)} WHERE c.{column} = "
     return Question(
         f"What are the names of the {parent.plural} that have {child.plural} of {attribute.concept} {first} and also "

@@ -51,7 +51,15 @@ class World:
         return {table.name: [list(row) for row in table.rows] for table in self.tables}
 
     def with_rows(self, rows: Mapping[str, Sequence[Sequence[Cell]]]) -> "World":
-        """The same schema with other rows for every table; `KeyError` without those of one."""
+        """The same schema with other rows for every table.
+
+        Raises:
+          KeyError: no rows for a table.
+          ValueError: a row that is not as wide as its table.
+        """
+        for table in self.tables:
+            if any(len(row) != len(table.columns) for row in rows[table.name]):
+                raise ValueError(f"a row of {table.name} has not {len(table.columns)} cells")
         refilled = (dataclasses.replace(t, rows=tuple(tuple(row) for row in rows[t.name])) for t in self.tables)
         return World(self.name, tuple(refilled))
 

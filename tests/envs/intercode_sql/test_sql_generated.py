@@ -8,8 +8,9 @@ import pytest
 from jaxagent.envs.generated import keyed_generator
 from jaxagent.envs.intercode_sql.database import Limits, SqliteDatabase
 from jaxagent.envs.intercode_sql.demonstrators import SUBMIT, expert_replies
-from jaxagent.envs.intercode_sql.environment import make_environment, make_tasks
+from jaxagent.envs.intercode_sql.environment import InterCodeSql, make_environment, make_tasks
 from jaxagent.envs.intercode_sql.generated_tasks import LEVELS, draw_task, is_proper
+from jaxagent.envs.intercode_sql.options import InterCodeSqlOptions
 from jaxagent.envs.intercode_sql.tasks import best_success, discovery_turns, minimal_turns
 from jaxagent.envs.intercode_sql.themes import THEMES
 from jaxagent.envs.intercode_sql.world import World
@@ -148,61 +149,138 @@ def literal(cell):
     return "NULL" if cell is None else repr(cell) if not isinstance(cell, str) else f"'{cell}'"
 
 
+def rows_of_gold(data):
+    return SqliteDatabase(World.from_json(data["world"]), Limits()).run(data["gold"])
+
+
 def last_reward(environment, task, statement):
     environment.reset(task, 0)
     environment.step(statement)
     return environment.step(SUBMIT).reward
 
 
+@pytest.mark.parametrize("mode", ["submit", "try_again"])
 @pytest.mark.parametrize("strict", [False, True])
-def test_constants_earn_nothing_even_those_of_the_gold_result(strict):
-    options = {"reward": "exact", "strict_intercode": strict}
+def test_no_constant_is_right_not_even_the_gold_result(strict, mode):
+    options = {"reward": "exact", "strict_intercode": strict, "mode": mode}
     tasks, environment = make_tasks(options, "train", 100, 2), make_environment(options)
     for index in range(100):
         task = tasks.task(index)
-        gold = SqliteDatabase(World.from_json(task.data["world"]), Limits()).run(task.data["gold"])
-        known = "VALUES " + ", ".join(f"({', '.join(map(literal, row))})" for row in gold)
+        known = "VALUES " + ", ".join(f"({', '.join(map(literal, row))})" for row in rows_of_gold(task.data))
         environment.reset(task, 0)
-        environment.step(known)
-        assert environment._result == gold, "it is the right result where it is shown"
-        assert environment.step(SUBMIT).reward == 0.0
-        assert all(last_reward(environment, task, f"SELECT {number}") == 0.0 for number in (*range(1, 14), 20, 50))
-        assert last_reward(environment, task, f"SELECT * FROM ({task.data['gold']})") == 1.0
+        result = environment.step(known)
+        assert result.ended is None and result.info["progress"] < 1.0
+        last = environment.step(SUBMIT)
+        if mode == "submit":
+            assert last.ended == "failure" and last.reward == 0.0 and "other rows" in last.observation.text
+            assert last_reward(environment, task, f"SELECT * FROM ({task.data['gold']})") == 1.0
+            assert all(last_reward(environment, task, f"SELECT {number}") == 0.0 for number in (*range(1, 14), 20, 50))
 
 
-def test_what_fails_on_the_other_rows_alone_earns_nothing():
-    tasks, environment = make_tasks({"levels": (1, 1)}, "train", 20, 3), make_environment({"levels": (1, 1)})
+def test_what_holds_on_the_shown_rows_alone_earns_nothing():
+    tasks, environment = make_tasks({"levels": (1, 1)}, "train", 40, 3), make_environment({"levels": (1, 1)})
     seen = 0
-    for index in range(20):
+    for index in range(40):
         task = tasks.task(index)
         table = task.data["tables"][0]
         shown = next(len(t["rows"]) for t in task.data["world"]["tables"] if t["name"] == table)
         if len(task.data["check_rows"][table]) == shown:
             continue
         seen += 1
-        alone = f"WHERE (SELECT COUNT(*) FROM {table}) = {shown}"
-        overflow = f"{alone} OR abs(-9223372036854775807 - 1) > 0"
-        assert last_reward(environment, task, f"SELECT * FROM ({task.data['gold']}) {alone}") == 0.0
-        assert last_reward(environment, task, f"SELECT * FROM ({task.data['gold']}) {overflow}") == 0.0
-    assert seen > 5
+        for condition in (
+            f"(SELECT COUNT(*) FROM {table}) = {shown}",
+            f"CASE (SELECT COUNT(*) FROM {table}) WHEN {shown} THEN 1 ELSE abs(-9223372036854775807 - 1) END",
+        ):
+            statement = f"SELECT * FROM ({task.data['gold']}) WHERE {condition}"
+            assert SqliteDatabase(World.from_json(task.data["world"]), Limits()).run(statement) == rows_of_gold(
+                task.data
+            )
+            if rows_of_gold(on_other_rows(task.data)):
+                assert last_reward(environment, task, statement) == 0.0
+    assert seen > 10
+
+
+def test_other_rows_are_under_the_same_limits_and_every_database_is_closed():
+    """A statement that is cheap on the shown rows and endless on the others."""
+    opened, closed = [], []
+
+    class Watched(SqliteDatabase):
+        def __init__(self, world, limits):
+            super().__init__(world, limits)
+            opened.append(limits.operations)
+
+        def close(self):
+            closed.append(1)
+            super().close()
+
+    options = InterCodeSqlOptions(levels=(1, 1), max_operations=200_000)
+    environment = InterCodeSql(options, Watched)
+    tasks = make_tasks({"levels": (1, 1)}, "train", 40, 5)
+    task = next(task for task in map(tasks.task, range(40)) if differs_in_size(task.data))
+    table = task.data["tables"][0]
+    shown = next(len(t["rows"]) for t in task.data["world"]["tables"] if t["name"] == table)
+    endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT MAX(i) FROM n"
+    condition = f"CASE (SELECT COUNT(*) FROM {table}) WHEN {shown} THEN 1 ELSE ({endless}) END"
+    assert last_reward(environment, task, f"SELECT * FROM ({task.data['gold']}) WHERE {condition}") == 0.0
+    assert opened.count(200_000) == 2 and len(opened) == len(closed) == 4
+
+
+def differs_in_size(data):
+    table = data["tables"][0]
+    shown = next(t["rows"] for t in data["world"]["tables"] if t["name"] == table)
+    return len(shown) != len(data["check_rows"][table])
 
 
 def test_the_reward_is_the_smaller_one():
     tasks = make_tasks({"levels": (1, 1)}, "train", 60, 4)
-    partial = 0
+    smaller_elsewhere = 0
     for index in range(60):
         task = tasks.task(index)
         if not task.data["words"].startswith(" list"):
             continue
         rewards = []
         for data in (task.data, on_other_rows(task.data)):
-            one_row = {name: value for name, value in data.items() if name != "check_rows"}
-            environment = make_environment({})
+            one_world = {name: value for name, value in data.items() if name != "check_rows"}
             statement = f"SELECT * FROM ({task.data['gold']}) LIMIT 1"
-            rewards.append(last_reward(environment, dataclasses.replace(task, data=one_row), statement))
+            rewards.append(last_reward(make_environment({}), dataclasses.replace(task, data=one_world), statement))
         assert last_reward(make_environment({}), task, statement) == min(rewards)
-        partial += rewards[0] > rewards[1] > 0
-    assert partial > 3
+        smaller_elsewhere += rewards[0] > rewards[1] > 0
+    assert smaller_elsewhere > 3
+
+
+def test_the_agent_is_told_of_the_other_rows():
+    task = make_tasks({}, "train", 1, 0).task(0)
+    assert "other rows of the same tables" in make_environment({}).reset(task, 0).text
+    alone = {name: value for name, value in task.data.items() if name != "check_rows"}
+    assert "other rows" not in make_environment({}).reset(dataclasses.replace(task, data=alone), 0).text
+
+
+def test_rows_that_do_not_fit_are_refused_at_once():
+    task = make_tasks({}, "train", 1, 0).task(0)
+    with pytest.raises(KeyError):
+        make_environment({}).reset(dataclasses.replace(task, data=task.data | {"check_rows": {"absent": []}}), 0)
+    short = {name: [row[1:] for row in rows] for name, rows in task.data["check_rows"].items()}
+    with pytest.raises(ValueError, match="cells"):
+        make_environment({}).reset(dataclasses.replace(task, data=task.data | {"check_rows": short}), 0)
+
+
+def test_both_databases_share_no_shortcut():
+    """The childless parent is anyone, on either rows; and `both` asks for two values."""
+    last, values = collections.Counter(), 0
+    for number in range(300):
+        data = drawn(number, levels=(4, 4))
+        kind, *words = data["words"].split()
+        if kind == "both":
+            assert words[3] != words[4]
+            values += 1
+        if kind != "without":
+            continue
+        for each in (data, on_other_rows(data)):
+            parents, children = rows_of(each, words[0]), rows_of(each, words[1])
+            idle = {row["id"] for row in parents} - {row["link"] for row in children}
+            assert idle
+            last[max(row["id"] for row in parents) in idle] += 1
+    assert values > 50 and last[False] > last[True] > 10
 
 
 def test_levels_need_more_tables_and_names_hide_the_schema():
