@@ -16,11 +16,8 @@ MAX_DEPTH = 100  # of nested containers in a value; a deeper one is opaque
 OUT_OF_MEMORY = 101  # exit code of a program that ended in MemoryError
 MAX_HASHED = 20_000  # members of a set or dictionary
 MAX_EQUAL_HASHES = 100  # among them: of members chosen to collide each costs as many steps as there are before it
-_LANDLOCK_CREATE_RULESET, _LANDLOCK_ADD_RULE, _LANDLOCK_RESTRICT_SELF = (
-    444,
-    445,
-    446,
-)  # on x86-64, ARM, RISC-V and most others
+# Numbers of system calls on x86-64, ARM, RISC-V and most others.
+_LANDLOCK_CREATE_RULESET, _LANDLOCK_ADD_RULE, _LANDLOCK_RESTRICT_SELF = 444, 445, 446
 _LANDLOCK_VERSION, _LANDLOCK_PATH_BENEATH = 1, 1
 _PR_SET_NO_NEW_PRIVS = 38
 # Bits of access to files that Landlock takes away, by the version that brought them: all but reading (2 and 3).

@@ -11,11 +11,10 @@ import re
 import sqlite3
 import time
 import unicodedata
-from typing import Any, Protocol
+from typing import Protocol
 
+from jaxagent.envs.intercode_sql.rewards import Row
 from jaxagent.envs.intercode_sql.world import Table, World
-
-Row = tuple[Any, ...]
 
 TICK = 1000  # operations of SQLite's virtual machine between two looks at the limits
 COLLATION = "general_ci"

@@ -19,13 +19,12 @@ from jaxagent.envs.intercode_sql.database import (
     Database,
     Limits,
     QueryError,
-    Row,
     SqliteDatabase,
     bare,
     schema_read,
 )
 from jaxagent.envs.intercode_sql.options import NAME, InterCodeSqlOptions
-from jaxagent.envs.intercode_sql.rewards import canonical_reward, canonical_row, intercode_reward
+from jaxagent.envs.intercode_sql.rewards import Row, canonical_reward, canonical_row, intercode_reward
 from jaxagent.envs.intercode_sql.tasks import best_success, make_tasks
 from jaxagent.envs.intercode_sql.world import World
 from jaxagent.envs.registry import EnvironmentEntry
@@ -77,7 +76,6 @@ class InterCodeSql:
         self._database = self._open(self.world, self._limits)
         self._result: list[Row] | None = None
         self._score = 0.0  # of the result that stands
-        self._right_here = False  # on the rows that are shown
         self._progress = _Progress()
         self.last_error: str | None = None
         self._error_text = ""
@@ -115,7 +113,7 @@ class InterCodeSql:
         try:
             self._result, self.last_error = self._database.run(statement), None
         except QueryError as error:
-            self._result, self._score, self._right_here, self.last_error = None, 0.0, False, error.kind
+            self._result, self._score, self.last_error = None, 0.0, error.kind
             self._error_text = message = _printable(str(error))[:MAX_ERROR_CHARS]
             words = _error_word(message)
             return self._answer(words, f"Error executing query: {message}", action=statement, error=error.kind)
@@ -136,7 +134,7 @@ class InterCodeSql:
         if self.options.reward == "exact" and not won:
             reward = 0.0
         sentence = "The result is right." if won else "The result is not right."
-        if self._right_here and not won:
+        if not won and self._compared(self._result, self._gold) == 1.0:
             sentence = "The query is not right: on other rows of the same tables it gives another answer."
         ended = "success" if won else "failure"
         word = " right" if won else " wrong"
@@ -145,7 +143,6 @@ class InterCodeSql:
     def _grade(self, statement: str) -> float:
         """The reward in [0, 1] of the result that stands, which `statement` gave."""
         score = self._compared(self._result, self._gold)
-        self._right_here = score == 1.0
         if self._other is None or score == 0.0:
             return score
         return min(score, self._score_on_other_rows(statement))

@@ -5,15 +5,14 @@ query, the tables that it reads, and the names that a schema might have used ins
 other rows too; a constant is not, and what agrees by chance seldom is (distilled test suites, arXiv 2010.02840).
 """
 
-import collections
 import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxagent.envs.intercode_sql.database import Limits, QueryError, Row, SqliteDatabase
-from jaxagent.envs.intercode_sql.rewards import canonical_row
+from jaxagent.envs.intercode_sql.database import Limits, QueryError, SqliteDatabase
+from jaxagent.envs.intercode_sql.rewards import Row, results_agree
 from jaxagent.envs.intercode_sql.themes import NUMBERS, THEMES, Attribute, Theme, Thing
 from jaxagent.envs.intercode_sql.world import Cell, Column, Table, World
 
@@ -113,11 +112,8 @@ def is_proper(data: dict[str, Any]) -> bool:
     shown = _gold_rows(data["gold"], world)
     if not shown or shown in ([(0,)], [(None,)]):
         return False
-    keys, others = (
-        [canonical_row(row) for row in rows]
-        for rows in (shown, _gold_rows(data["gold"], world.with_rows(data["check_rows"])))
-    )
-    return keys != others if data["ordered"] else collections.Counter(keys) != collections.Counter(others)
+    other = _gold_rows(data["gold"], world.with_rows(data["check_rows"]))
+    return not results_agree(shown, other, ordered=data["ordered"])
 
 
 def _gold_rows(gold: str, world: World) -> list[Row]:

@@ -13,7 +13,8 @@ import secrets
 from typing import Any
 
 from jaxagent.envs.base import InfrastructureError
-from jaxagent.envs.intercode_sql.database import Limits, QueryError, Row, bare, too_large
+from jaxagent.envs.intercode_sql.database import Limits, QueryError, bare, too_large
+from jaxagent.envs.intercode_sql.rewards import Row
 from jaxagent.envs.intercode_sql.world import Table, World
 from jaxagent.errors import UserError
 

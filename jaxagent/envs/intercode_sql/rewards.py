@@ -55,6 +55,12 @@ def canonical_reward(agent: Sequence[Row], gold: Sequence[Row], *, ordered: bool
     return max(0.0, _kendall_tau(ranks, range(len(ranks)))) * overlap
 
 
+def results_agree(first: Sequence[Row], second: Sequence[Row], *, ordered: bool) -> bool:
+    """Whether `canonical_reward` is 1; needs no SciPy."""
+    left, right = ([canonical_row(row) for row in rows] for rows in (first, second))
+    return left == right if ordered else collections.Counter(left) == collections.Counter(right)
+
+
 def canonical_row(row: Row) -> Hashable:
     """A key that equal rows share."""
     return tuple(_canonical_cell(cell) for cell in row)

@@ -35,6 +35,22 @@ def on_other_rows(data):
     return data | {"world": data["world"] | {"tables": tables}}
 
 
+def run_on_shown_rows(data, statement):
+    return SqliteDatabase(World.from_json(data["world"]), Limits()).run(statement)
+
+
+def shown_count(data):
+    """Rows of the first table that the question needs, None where there are as many other rows."""
+    table = data["tables"][0]
+    shown = next(len(t["rows"]) for t in data["world"]["tables"] if t["name"] == table)
+    return None if len(data["check_rows"][table]) == shown else shown
+
+
+def without_other_rows(task):
+    data = {name: value for name, value in task.data.items() if name != "check_rows"}
+    return dataclasses.replace(task, data=data)
+
+
 def answer(data):
     """The answer by plain loops from the question's words."""
     kind, *words = data["words"].split()
@@ -94,7 +110,7 @@ def test_gold_queries_answer_their_questions():
         expected = None if data["level"] == 3 else answer(data)
         if expected is None:
             continue
-        rows = SqliteDatabase(World.from_json(data["world"]), Limits()).run(data["gold"])
+        rows = run_on_shown_rows(data, data["gold"])
         if not data["ordered"]:
             rows, expected = sorted(rows, key=repr), sorted(expected, key=repr)
         if data["words"].startswith(" average"):
@@ -119,7 +135,7 @@ def test_joins_agree_with_loops():
             expected = [(sum(above[words[2]] == words[4] for _, above in linked),)]
         else:
             expected = list(collections.Counter(above["name"] for _, above in linked).items())
-        rows = SqliteDatabase(World.from_json(data["world"]), Limits()).run(data["gold"])
+        rows = run_on_shown_rows(data, data["gold"])
         assert sorted(rows, key=repr) == sorted(expected, key=repr), data
 
 
@@ -149,10 +165,6 @@ def literal(cell):
     return "NULL" if cell is None else repr(cell) if not isinstance(cell, str) else f"'{cell}'"
 
 
-def rows_of_gold(data):
-    return SqliteDatabase(World.from_json(data["world"]), Limits()).run(data["gold"])
-
-
 def last_reward(environment, task, statement):
     environment.reset(task, 0)
     environment.step(statement)
@@ -166,7 +178,9 @@ def test_no_constant_is_right_not_even_the_gold_result(strict, mode):
     tasks, environment = make_tasks(options, "train", 100, 2), make_environment(options)
     for index in range(100):
         task = tasks.task(index)
-        known = "VALUES " + ", ".join(f"({', '.join(map(literal, row))})" for row in rows_of_gold(task.data))
+        known = "VALUES " + ", ".join(
+            f"({', '.join(map(literal, row))})" for row in run_on_shown_rows(task.data, task.data["gold"])
+        )
         environment.reset(task, 0)
         result = environment.step(known)
         assert result.ended is None and result.info["progress"] < 1.0
@@ -182,20 +196,17 @@ def test_what_holds_on_the_shown_rows_alone_earns_nothing():
     seen = 0
     for index in range(40):
         task = tasks.task(index)
-        table = task.data["tables"][0]
-        shown = next(len(t["rows"]) for t in task.data["world"]["tables"] if t["name"] == table)
-        if len(task.data["check_rows"][table]) == shown:
+        table, shown, gold = task.data["tables"][0], shown_count(task.data), task.data["gold"]
+        if shown is None:
             continue
         seen += 1
         for condition in (
             f"(SELECT COUNT(*) FROM {table}) = {shown}",
             f"CASE (SELECT COUNT(*) FROM {table}) WHEN {shown} THEN 1 ELSE abs(-9223372036854775807 - 1) END",
         ):
-            statement = f"SELECT * FROM ({task.data['gold']}) WHERE {condition}"
-            assert SqliteDatabase(World.from_json(task.data["world"]), Limits()).run(statement) == rows_of_gold(
-                task.data
-            )
-            if rows_of_gold(on_other_rows(task.data)):
+            statement = f"SELECT * FROM ({gold}) WHERE {condition}"
+            assert run_on_shown_rows(task.data, statement) == run_on_shown_rows(task.data, gold)
+            if run_on_shown_rows(on_other_rows(task.data), gold):
                 assert last_reward(environment, task, statement) == 0.0
     assert seen > 10
 
@@ -216,19 +227,12 @@ def test_other_rows_are_under_the_same_limits_and_every_database_is_closed():
     options = InterCodeSqlOptions(levels=(1, 1), max_operations=200_000)
     environment = InterCodeSql(options, Watched)
     tasks = make_tasks({"levels": (1, 1)}, "train", 40, 5)
-    task = next(task for task in map(tasks.task, range(40)) if differs_in_size(task.data))
-    table = task.data["tables"][0]
-    shown = next(len(t["rows"]) for t in task.data["world"]["tables"] if t["name"] == table)
+    task = next(task for task in map(tasks.task, range(40)) if shown_count(task.data))
+    table, shown = task.data["tables"][0], shown_count(task.data)
     endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT MAX(i) FROM n"
     condition = f"CASE (SELECT COUNT(*) FROM {table}) WHEN {shown} THEN 1 ELSE ({endless}) END"
     assert last_reward(environment, task, f"SELECT * FROM ({task.data['gold']}) WHERE {condition}") == 0.0
     assert opened.count(200_000) == 2 and len(opened) == len(closed) == 4
-
-
-def differs_in_size(data):
-    table = data["tables"][0]
-    shown = next(t["rows"] for t in data["world"]["tables"] if t["name"] == table)
-    return len(shown) != len(data["check_rows"][table])
 
 
 def test_the_reward_is_the_smaller_one():
@@ -238,11 +242,9 @@ def test_the_reward_is_the_smaller_one():
         task = tasks.task(index)
         if not task.data["words"].startswith(" list"):
             continue
-        rewards = []
-        for data in (task.data, on_other_rows(task.data)):
-            one_world = {name: value for name, value in data.items() if name != "check_rows"}
-            statement = f"SELECT * FROM ({task.data['gold']}) LIMIT 1"
-            rewards.append(last_reward(make_environment({}), dataclasses.replace(task, data=one_world), statement))
+        statement = f"SELECT * FROM ({task.data['gold']}) LIMIT 1"
+        either = (task, dataclasses.replace(task, data=on_other_rows(task.data)))
+        rewards = [last_reward(make_environment({}), without_other_rows(each), statement) for each in either]
         assert last_reward(make_environment({}), task, statement) == min(rewards)
         smaller_elsewhere += rewards[0] > rewards[1] > 0
     assert smaller_elsewhere > 3
@@ -251,8 +253,7 @@ def test_the_reward_is_the_smaller_one():
 def test_the_agent_is_told_of_the_other_rows():
     task = make_tasks({}, "train", 1, 0).task(0)
     assert "other rows of the same tables" in make_environment({}).reset(task, 0).text
-    alone = {name: value for name, value in task.data.items() if name != "check_rows"}
-    assert "other rows" not in make_environment({}).reset(dataclasses.replace(task, data=alone), 0).text
+    assert "other rows" not in make_environment({}).reset(without_other_rows(task), 0).text
 
 
 def test_rows_that_do_not_fit_are_refused_at_once():

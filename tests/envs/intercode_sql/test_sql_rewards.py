@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxagent.envs.intercode_sql.rewards import canonical_reward, intercode_reward
+from jaxagent.envs.intercode_sql.rewards import canonical_reward, intercode_reward, results_agree
 
 A, B, C, D = ("a",), ("b",), ("c",), ("d",)
 
@@ -80,6 +80,10 @@ def test_canonical_reward_is_a_multiset_overlap(agent, gold):
     expected = hits / union if union else 1.0
     assert canonical_reward(agent, gold, ordered=False) == pytest.approx(expected)
     assert 0.0 <= canonical_reward(agent, gold, ordered=True) <= expected + 1e-12
+    for ordered in (False, True):
+        for other in (gold, agent[::-1]):
+            full = canonical_reward(agent, other, ordered=ordered) == 1.0
+            assert results_agree(agent, other, ordered=ordered) == full
 
 
 @pytest.mark.parametrize(
